@@ -106,7 +106,9 @@ Detect = Annotated[
         "transformers, a .json file (COCO's layout) or .csv file with boxes, or alpha for what is transparent.",
     ),
 ]
-Labels = Annotated[list[str] | None, Option("--label", help="Label of what --detect shall find; may be repeated.")]
+Labels = Annotated[
+    list[str] | None, Option("--label", metavar="<str>", help="Label of what --detect shall find; may be repeated.")
+]
 Threshold = Annotated[float, Option(help="Score from 0 to 1 from which a detection counts.")]
 Detected = Annotated[str, Option("--instance", help="all, largest, or a number counted from the left and from 0.")]
 RegionFile = Annotated[
@@ -122,7 +124,9 @@ Extend = Annotated[
 Erase = Annotated[bool, Option("--erase", help="Let what is around the mask grow into it; needs no --prompt.")]
 Protect = Annotated[Path | None, Option(help="Image, white where the picture must stay.")]
 Grow = Annotated[int, Option(help="Latent cells (8 pixels) to grow the mask by; negative shrinks it.")]
-Words = Annotated[list[str] | None, Option("--word", help="A word to find the mask by, instead of the changed ones.")]
+Words = Annotated[
+    list[str] | None, Option("--word", metavar="<str>", help="A word to find the mask by, instead of the changed ones.")
+]
 Instance = Annotated[int | None, Option(help="Edit one piece of the mask alone, counted from the left and from 0.")]
 MaskMethod = Annotated[str, Option(help="things, cross, cross-self, new-words, two-way or latents (by --probe-steps).")]
 ProbeSteps = Annotated[
@@ -135,12 +139,14 @@ Adapter = Annotated[
         "--ip-adapter",
         "--control-net",
         "--t2i-adapter",
+        metavar="<str>",
         help="Adapter of any kind that reads a --reference or a --control: demo-look, a folder, .safetensors file, hub "
         "id or file on the hub; may be repeated.",
     ),
 ]
 AdapterScale = Annotated[
-    list[float] | None, Option(help="Weight of the adapters, one for all or one for each; 1 without.")
+    list[float] | None,
+    Option(metavar="<float>", help="Weight of the adapters, one for all or one for each; 1 without."),
 ]
 ImageEncoder = Annotated[Path | None, Option(help="Image encoder of an IP-Adapter, if it is not beside its file.")]
 Reference = Annotated[Path | None, Option(help="Picture whose appearance is taken; needs an --adapter.")]
