@@ -198,6 +198,7 @@ class Endpoints:
         quality: str = "balanced",
         seed: int = -1,
         region: dict[str, Any] = {},  # noqa: B006
+        regions: list[dict[str, Any]] = [],  # noqa: B006
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -215,12 +216,13 @@ class Endpoints:
             quality: "fast", "balanced" or "close", as in `edit`.
             seed: as in `edit`.
             region: as in `edit`.
+            regions: as in `edit`.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region)
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
         get_reference = _lazy_reference(reference, reference_scale)
         return _estimate_to_dict(
             handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())

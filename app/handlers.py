@@ -157,7 +157,8 @@ def preview(
         InputError: an argument out of range. PartNotOpened: the region lies on a part that the edit will open.
         Busy: the session is at work, or a run uses another model or other LoRAs.
     """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    region = check_region(region or RegionSettings())
+    text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
     add_reference = reference_arguments(state, reference)
     with session.work():
         choice = state.select_recorded(session, session.current)

@@ -18,6 +18,7 @@ import torch
 
 from fisedit.adapters import lora, textual_inversion
 from fisedit.adapters.loading import load_picture_adapter
+from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
@@ -563,25 +564,31 @@ class Editor:
             SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
         """
-        if regions:
-            if grow:
-                raise InputError(f"regions grow by themselves, as Region.grow, got grow={grow!r}; leave it out")
-            region, prompt = joined(regions, region), self.current.prompt if prompt is None else prompt
-        elif prompt is None:
-            raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
+        prompt, region = self._join_regions(prompt, regions, region, grow)
         request = self._pipeline.request_edit(
             prompt,
             region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
             repaint=Repaint(strength, structure, seed),
             verify=verify,
-            reference=reference,
-            control=control,
+            pictures={REFERENCE: reference, CONTROL: control},
             regional=regions,
             on_step=on_step,
         )
         plan = self._pipeline.plan(request)
         return self._pipeline.run(request, plan)
+
+    def _join_regions(
+        self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int
+    ) -> tuple[str, Region | None]:
+        """What the whole picture shows, and where it may change."""
+        if not regions:
+            if prompt is None:
+                raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
+            return prompt, region
+        if grow:
+            raise InputError(f"regions grow by themselves, as Region.grow, got grow={grow!r}; leave it out")
+        return self.current.prompt if prompt is None else prompt, joined(regions, region)
 
     def erase(
         self,
@@ -667,9 +674,10 @@ class Editor:
     @default_torch_state()
     def preview(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
         region: Region | None = None,
+        regions: Sequence[tuple[Region, str]] = (),
         mask: object = None,
         protect: object = None,
         grow: int = 0,
@@ -690,6 +698,7 @@ class Editor:
         Args:
             prompt: the changed words, as in `edit`.
             region: where to edit, as in `edit`.
+            regions: regions with prompts of their own, as in `edit`.
             mask: where to edit, as in `edit`; None for where the words say.
             protect: where never to edit, as in `edit`.
             grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
@@ -712,13 +721,14 @@ class Editor:
         Raises:
             SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
         """
+        prompt, region = self._join_regions(prompt, regions, region, grow)
         request = self._pipeline.request_edit(
             prompt,
             region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
             repaint=Repaint(strength, seed=seed),
-            reference=reference,
-            control=control,
+            pictures={REFERENCE: reference, CONTROL: control},
+            regional=regions,
             on_step=on_step,
         )
         plan, planner = self._pipeline.plan(request), self._pipeline.planner

@@ -10,6 +10,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -100,6 +101,9 @@ class RenderOutput:
 Job = tuple[EditRequest, EditPlan]
 
 
+_NO_PICTURES: Mapping[str, object] = MappingProxyType({})
+
+
 class EditPipeline:
     """One user's engine, trajectory cache and history, and what is done with them.
 
@@ -177,7 +181,7 @@ class EditPipeline:
             AdapterError: a reference or a control, and no adapter that reads it.
         """
         self._refresh()
-        like = self._conditions((), reference, control)
+        like = self._conditions((), {REFERENCE: reference, CONTROL: control})
         config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
@@ -189,8 +193,7 @@ class EditPipeline:
         growth: int | Sequence[int] | Quality = Quality.BALANCED,
         repaint: Repaint | None = None,
         verify: bool = False,
-        reference: object = None,
-        control: object = None,
+        pictures: Mapping[str, object] = _NO_PICTURES,
         regional: Sequence[tuple[Region, str]] = (),
         on_step: OnStep | None = None,
     ) -> EditRequest:
@@ -202,8 +205,7 @@ class EditPipeline:
             growth: as in `Editor.edit`, or the quality that decides it.
             repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
             verify: check a predicted mask for drift.
-            reference: a picture whose look the edit takes; None for that of the source, if it has one.
-            control: a picture that says where things are; None for that of the source, if it has one.
+            pictures: that adapters read, by `REFERENCE` and `CONTROL`; of the source where one is None or missing.
             regional: regions with prompts of their own, parts of `region`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -217,7 +219,7 @@ class EditPipeline:
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
         source = self.history.lineage(parent.id)[0].config.like
-        changes: dict[str, Any] = {"prompt": prompt, "like": self._conditions(source, reference, control)}
+        changes: dict[str, Any] = {"prompt": prompt, "like": self._conditions(source, pictures)}
         if repaint.seed is not None:
             changes["seed"] = check_seed(repaint.seed)
         config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
@@ -252,12 +254,12 @@ class EditPipeline:
             )
 
     def _conditions(
-        self, source: Sequence[AdapterReference], reference: object, control: object
+        self, source: Sequence[AdapterReference], pictures: Mapping[str, object]
     ) -> tuple[AdapterReference, ...]:
         """The pictures that adapters read: the given ones, and where one is None, those of a source."""
         references, found = self.engine.references, list["AdapterReference"]()
-        for argument, picture in ((REFERENCE, reference), (CONTROL, control)):
-            if picture is None:
+        for argument in (REFERENCE, CONTROL):
+            if (picture := pictures.get(argument)) is None:
                 found += [entry for entry in source if references.reads(entry, argument)]
             else:
                 found += references.entries(picture, argument)

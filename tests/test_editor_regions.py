@@ -146,6 +146,14 @@ def test_it_costs_what_one_edit_of_all_of_them_does(editor):
     assert not same(swapped, both)  # the first that holds a cell counts
 
 
+def test_the_preview_says_what_the_edit_does(editor):
+    found = editor.preview(regions=regions())
+    result = editor.edit(regions=regions())
+    assert np.array_equal(found.mask.grid, result.mask.grid) and found.macs == result.stats.macs
+    with pytest.raises(InputError, match="needs a prompt"):
+        editor.preview()
+
+
 def test_their_way_back(editor, tmp_path):
     result = editor.edit(regions=regions())
     over = editor.edit(DOG, mask=np.roll(LEFT, 7, 0))

@@ -183,7 +183,7 @@ def edit(
         areas |= _load_pictures(context, editor)
         with profiling(editor, shown=profile, trace=trace) as layers:
             _edit(context, editor, areas, on_step)
-    if preview and prompt is not None:
+    if preview:
         _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
         return
     notes += editor.write(output, metadata=metadata)
@@ -272,7 +272,7 @@ _NO_USE = {
         *("preview", "structure", "strength", "reference", "control", "adapter", "inversion", "context_ratio"),
         *("regions", "protect", "grow", "instance", *_MARKS),
     ),
-    "regions": ("preview", "protect", "grow", "instance", *_MARKS),
+    "regions": ("protect", "grow", "instance", *_MARKS),
 }
 """Options for another way to edit -> those that it has no use for."""
 
