@@ -108,7 +108,7 @@ def test_growth_is_taken_as_given(editor, source, growth):
     result = editor.edit(DOG, mask=CORNER, growth=growth)
     steps = (growth,) * 3 if isinstance(growth, int) else growth
     widest = dilate(CORNER, max(steps))
-    assert result.growth == result.stats.growth == steps
+    assert result.run.growth == result.stats.growth == steps
     assert result.stats.active_rows[0] == widest.sum()
 
 
@@ -171,7 +171,7 @@ def test_a_distilled_scheduler_and_defaults_meet(pipelines):
     """The config keeps what the user asked for, so that a session can be told again."""
     result = Editor(pipelines["shallow"]).generate(CAT, **(DEFAULTS | {"scheduler": "lcm"}))
     assert result.config.scheduler == "lcm" and result.config.num_inference_steps == 4
-    assert result.prompt == CAT and result.diff.kind is EditKind.IDENTICAL and not result.growth
+    assert result.prompt == CAT and result.diff.kind is EditKind.IDENTICAL and not result.run.growth
     assert result.mask.source is MaskSource.EVERYWHERE and result.mask.image().size == (128, 128)
 
 

@@ -248,7 +248,7 @@ def test_of_an_opened_picture_it_is_diffedits(pipelines, steps, strength, guidan
     dense = diffedit(pipe)(
         DOG,
         mask_image=torch.ones(1, 1, 16, 16),
-        image_latents=latents(editor._trajectory_cache.get(source.id)[0])[None, result.start : -1],
+        image_latents=latents(editor._trajectory_cache.get(source.id)[0])[None, result.run.start : -1],
         inpaint_strength=strength,
         num_inference_steps=steps,
         guidance_scale=guidance,
@@ -265,7 +265,7 @@ def test_what_it_costs(editor, mask):
         result = editor.edit(DOG, mask=mask, strength=0.4, growth=1)
     stats, costs = result.stats, editor._engine.costs(result.config)
     assert calls.dense + calls.sparse == stats.unet_evaluations_dense + stats.unet_evaluations_sparse == 2
-    assert (stats.steps_shared, result.start) == (3, 3)
+    assert (stats.steps_shared, result.run.start) == (3, 3)
     assert costs.dense() - stats.macs_dense == 3 * costs.dense_step()
     editor.undo()
     seen = editor.preview(DOG, mask=mask, strength=0.4, growth=1)
@@ -326,7 +326,7 @@ def test_a_session_keeps_it(pipelines, tmp_path):
     chain(editor)
     editor.save(tmp_path / "session")
     again = Editor.resume(tmp_path / "session", device="cpu")
-    assert [result.start for result in again.history] == [0, 2, 3, 1]
+    assert [result.run.start for result in again.history] == [0, 2, 3, 1]
     for each in (editor, again):
         each.edit(DOG, mask=SQUARE, growth=1)
     assert again.current.image.tobytes() == editor.current.image.tobytes()

@@ -136,7 +136,7 @@ def test_white_is_a_hard_mask_and_black_stays(editor):
     editor.undo()
     grey = editor.edit(DOG, region=Region.mask(soft(np.where(SQUARE, 128, 0).astype(np.uint8)), soft=True))
     assert pixels_outside(grey, source) and not same(grey, hard) and not same(grey, source)
-    assert (grey.start, grey.mask.levels.max()) == (5, 128)
+    assert (grey.run.start, grey.mask.levels.max()) == (5, 128)
 
 
 def test_cells_that_join_late_cost_nothing_before(editor):
@@ -194,6 +194,6 @@ def test_dense_steps_and_qualities_of_a_soft_mask(editor):
     region, source = Region.mask(soft(levels), soft=True), editor.current
     for quality in ("fast", "balanced", "close"):
         result = editor.edit(DOG, region=region, quality=quality)
-        assert pixels_outside(result, source) and result.growth
-        assert quality == "fast" or DENSE_STEP in result.growth
+        assert pixels_outside(result, source) and result.run.growth
+        assert quality == "fast" or DENSE_STEP in result.run.growth
         editor.undo()
