@@ -150,8 +150,8 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
-        region: dict[str, Any] = {},  # noqa: B006
-        regions: list[dict[str, Any]] = [],  # noqa: B006
+        region: dict[str, Any] = {},  # noqa: B006 (as above)
+        regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -197,8 +197,8 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
-        region: dict[str, Any] = {},  # noqa: B006
-        regions: list[dict[str, Any]] = [],  # noqa: B006
+        region: dict[str, Any] = {},  # noqa: B006 (as above)
+        regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 

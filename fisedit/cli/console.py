@@ -68,7 +68,7 @@ def print_error_line(code: str, message: str, status: int) -> int:
     if sys.stderr is None:  # the process was started without: only the status remains
         return status
     try:
-        print(f"error[{code}]: {line}", file=sys.stderr)  # noqa: T201
+        print(f"error[{code}]: {line}", file=sys.stderr)
     except OSError:  # stderr is closed: only the status remains
         discard_output(sys.stderr)
     return status
@@ -111,7 +111,7 @@ def progress(label: str, *, lines: bool = False) -> Iterator[OnStep]:
     if lines and not console.is_terminal:
 
         def write_line(step: int, steps: int, _: object) -> None:
-            print(f"{datetime.now():%H:%M:%S} {label}: {step} of {steps}", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"{datetime.now():%H:%M:%S} {label}: {step} of {steps}", file=sys.stderr, flush=True)
 
         yield write_line
         return
@@ -128,7 +128,7 @@ def progress(label: str, *, lines: bool = False) -> Iterator[OnStep]:
 
 def show_json(value: object) -> None:
     """Print one JSON object on stdout."""
-    print(json.dumps(value, indent=2, default=str))  # noqa: T201
+    print(json.dumps(value, indent=2, default=str))
 
 
 def result_to_dict(result: EditResult) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def show_metadata(metadata: Metadata, origin: Origin, *, json: bool) -> None:
         )
         return
     for line in metadata.parameters.split("\n"):
-        print(one_line(line))  # noqa: T201
+        print(one_line(line))
     if metadata.origin:
         source = ("opened" if origin.config.opened else "generated", origin.config.prompt, "", "")
         edits = [("edited", edit.prompt, edit.change, f"{edit.mask.area:.1%}") for edit in origin.edits]
@@ -269,7 +269,7 @@ def _show_texts(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def _show_notes(notes: Sequence[str]) -> None:
     for note in notes:
-        print(f"note: {one_line(note)}")  # noqa: T201
+        print(f"note: {one_line(note)}")
 
 
 def _change_text(result: EditResult) -> str:
