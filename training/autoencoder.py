@@ -70,7 +70,7 @@ def reconstruct(autoencoder: AutoencoderKL, pixels: Bytes, batch: int = 16) -> B
     device = autoencoder.device
     drawn = []
     for start in range(0, len(pixels), batch):
-        truth = to_tensor(pixels[start : start + batch]).to(device)
+        truth = to_tensor(pixels[start : start + batch], device)
         drawn.append(to_bytes(autoencoder.decode(autoencoder.encode(truth).latent_dist.mode()).sample))
     return np.concatenate(drawn)
 
@@ -132,7 +132,7 @@ class AutoencoderStage:
     def losses(self, step: int) -> dict[str, Tensor]:
         """Picture loss of sampled latents, and a faint pull of the latents towards a unit normal."""
         settings, noise = self.settings, generator_for(self.seed, step, self.device)
-        truth = to_tensor(self._batch(step)).to(self.device)
+        truth = to_tensor(self._batch(step), self.device)
         model = cast(AutoencoderKL, self.model)
         posterior = model.encode(truth).latent_dist
         drawn = model.decode(posterior.sample(generator=noise)).sample
@@ -183,7 +183,7 @@ class DecoderStage:
         settings, noise = self.config.decoder, generator_for(self.config.seed, step, self.device)
         rng = np.random.default_rng((self.config.seed, step))
         taken = [self.pictures.take(rng).pixels for _ in range(settings.plan.batch)]
-        truth = to_tensor(np.stack(taken)).to(self.device)
+        truth = to_tensor(np.stack(taken), self.device)
         model = cast(AutoencoderKL, self.model)
         with torch.no_grad():
             latents = model.encode(truth).latent_dist.mode()

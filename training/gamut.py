@@ -32,7 +32,7 @@ def drawn_objects(count: int, side: int) -> list[tuple[Bytes, Mask]]:
 def colour_error(autoencoder: AutoencoderKL, objects: Sequence[tuple[Bytes, Mask]], look: Appearance | None) -> float:
     """How far objects' mean colours are off after encoding and decoding, of 255; None leaves them as they are."""
     pictures = np.stack([look.paint(pixels, mask) if look else pixels for pixels, mask in objects])
-    latents = autoencoder.encode(to_tensor(pictures)).latent_dist.mode()
+    latents = autoencoder.encode(to_tensor(pictures, autoencoder.device)).latent_dist.mode()
     decoded = to_bytes(autoencoder.decode(latents).sample)
     pairs = zip(pictures, decoded, objects, strict=True)
     return float(np.mean([np.abs(a[mask].mean(0) - b[mask].mean(0)).mean() for a, b, (_, mask) in pairs]))

@@ -4,7 +4,7 @@ They are computed once and trained on from memory. Knows nothing of the denoiser
 """
 
 import math
-import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,8 +24,7 @@ from training.tokens import encode, token_positions
 
 PARTS = 7
 """The most that a scene names: three objects that each wear something, and one in the sky."""
-_BATCH = 16
-_MANY = 1000  # scenes from which drawing is shared out
+_BATCH = 32
 _PART = 960  # scenes that are kept in one file
 
 
@@ -111,6 +110,15 @@ class _Drawn(Dataset[tuple[Tensor, ...]]):
         )
 
 
+def draw_scenes(
+    seed: int, count: int, close: bool = False, objects: tuple[str, ...] = (), first: int = 0, workers: int = 0
+) -> Iterator[tuple[Tensor, ...]]:
+    """Batches of `count` scenes from number `first`, or of close-ups of them, drawn by so many processes."""
+    dataset = _Drawn(seed, range(first, first + count), close, objects)
+    for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
+        yield tuple(tensor.clone() if workers else tensor for tensor in batch)  # shared memory is given back
+
+
 @torch.no_grad()
 def encode_scenes(
     autoencoder: AutoencoderKL,
@@ -119,17 +127,15 @@ def encode_scenes(
     close: bool = False,
     objects: tuple[str, ...] = (),
     first: int = 0,
+    drawn: Iterable[tuple[Tensor, ...]] | None = None,
 ) -> LatentScenes:
-    """Draws and encodes `count` scenes from number `first`, or close-ups of them; many are drawn by all cores."""
+    """Draws and encodes `count` scenes from number `first`, or close-ups of them; or encodes what was drawn."""
     scale = float(autoencoder.config["scaling_factor"])
-    workers = len(os.sched_getaffinity(0)) if count >= _MANY and autoencoder.device.type == "cuda" else 0
     parts: list[LatentScenes] = []
-    for pixels, tokens, positions, masks in DataLoader(
-        _Drawn(seed, range(first, first + count), close, objects), batch_size=None, num_workers=workers
-    ):
-        posterior = autoencoder.encode(to_tensor(pixels.numpy()).to(autoencoder.device)).latent_dist
+    for pixels, tokens, positions, masks in drawn or draw_scenes(seed, count, close, objects, first):
+        posterior = autoencoder.encode(to_tensor(pixels.numpy(), autoencoder.device)).latent_dist
         means, spreads = posterior.mean.cpu() * scale, posterior.std.cpu() * scale
-        parts.append(LatentScenes(means, spreads, tokens, positions, masks.clone()))
+        parts.append(LatentScenes(means, spreads, tokens, positions, masks))
     return _joined(parts)
 
 
@@ -138,16 +144,26 @@ def _joined(parts: list[LatentScenes]) -> LatentScenes:
 
 
 def load_or_encode(
-    folder: Path, autoencoder: AutoencoderKL, seed: int, count: int, close: bool = False, objects: tuple[str, ...] = ()
+    folder: Path,
+    autoencoder: AutoencoderKL,
+    seed: int,
+    count: int,
+    close: bool = False,
+    objects: tuple[str, ...] = (),
+    drawn: Iterable[tuple[Tensor, ...]] | None = None,
 ) -> LatentScenes:
-    """Encoded scenes, packed, from the parts in `folder`; those that are not there yet are written."""
+    """Encoded scenes, packed, from the parts in `folder`; those that are not there yet are written.
+
+    All that were drawn make one part.
+    """
+    whole = folder / f"{0:06d}-{count}.pt"
     folder.mkdir(parents=True, exist_ok=True)
-    parts = []
-    for first in range(0, count, _PART):
-        length = min(_PART, count - first)
+    parts, size = [], count if drawn is not None or whole.is_file() else _PART
+    for first in range(0, count, size):
+        length = min(size, count - first)
         path = folder / f"{first:06d}-{length}.pt"
         if not path.is_file():
-            save_whole(vars(encode_scenes(autoencoder, seed, length, close, objects, first).packed()), path)
+            save_whole(vars(encode_scenes(autoencoder, seed, length, close, objects, first, drawn).packed()), path)
         parts.append(LatentScenes(**torch.load(path, weights_only=True)))
     return _joined(parts)
 

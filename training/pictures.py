@@ -1,7 +1,10 @@
 """Drawn scenes in bulk, as arrays and tensors. Knows nothing of models."""
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +23,7 @@ from fisedit.evaluation.scenes.vocabulary import SKY_WORDS
 PIXELS_PER_CELL = 8
 _CLOSE = 16  # cells of a close-up; an undressed object has at most 14
 _PALETTE = Palette(saturations=(0.0, 1.0))
+_MANY = 1000  # pictures from which drawing is shared out among the cores
 
 
 @dataclass(frozen=True)
@@ -140,20 +144,24 @@ class Pictures:
 
 
 def draw_pictures(seed: int, count: int, side: int, objects: tuple[str, ...] = (), painted: float = 0.0) -> Pictures:
-    """Draws `count` scenes; scene i depends on (seed, i) alone."""
-    fresh = FreshPictures(side, painted, objects)
-    scenes: list[Scene] = []
-    pixels = np.empty((count, side, side, 3), dtype=np.uint8)
-    for index in range(count):
-        picture = fresh.take(np.random.default_rng((seed, index)))
-        scenes.append(picture.scene)
-        pixels[index] = picture.pixels
-    return Pictures(tuple(scenes), pixels)
+    """Draws `count` scenes, many of them by all cores; scene i depends on (seed, i) alone."""
+    draw = partial(_draw_picture, FreshPictures(side, painted, objects), seed)
+    if count < _MANY:
+        pictures = [draw(index) for index in range(count)]
+    else:
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            pictures = list(pool.map(draw, range(count), chunksize=64))
+    pixels = np.stack([picture.pixels for picture in pictures])
+    return Pictures(tuple(picture.scene for picture in pictures), pixels)
 
 
-def to_tensor(pixels: Bytes) -> Tensor:
-    """uint8 [B, S, S, 3] to floats in [-1, 1], [B, 3, S, S], channels last."""
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+def _draw_picture(fresh: FreshPictures, seed: int, index: int) -> Picture:
+    return fresh.take(np.random.default_rng((seed, index)))
+
+
+def to_tensor(pixels: Bytes, device: torch.device | None = None) -> Tensor:
+    """uint8 [B, S, S, 3] to floats in [-1, 1], [B, 3, S, S], channels last, on a device."""
+    return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 
 def to_bytes(pixels: Tensor) -> Bytes:

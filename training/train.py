@@ -1,8 +1,10 @@
 """`python -m training.train STAGE`: trains one stage of the demo model, or resumes it."""
 
 import argparse
+import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +16,7 @@ from fisedit.evaluation.scenes.drawing import FontMissing
 from training.autoencoder import AutoencoderStage, DecoderStage, held_out_pictures, training_pictures
 from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
-from training.latents import load_or_encode, normalise_latents
+from training.latents import draw_scenes, load_or_encode, normalise_latents
 from training.loop import save_whole, train
 from training.pictures import draw_pictures, to_tensor
 from training.quick import prepare_cpu
@@ -38,6 +40,7 @@ def main() -> int:
     try:
         config = load_config(chosen.config)
         prepare_cpu(config.products)
+        torch.backends.cudnn.benchmark = True
         STAGES[chosen.stage](config, chosen.folder, torch.device(chosen.device))
     except (ConfigError, FontMissing) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -53,7 +56,7 @@ def train_autoencoder(config: Config, folder: Path, device: torch.device) -> Non
     averaged = cast(AutoencoderKL, train(stage, config.autoencoder.plan, folder / stage.name, device))
     shape = config.scenes
     measured = draw_pictures(shape.seed, _MEASURED, shape.side, shape.objects).pixels
-    normalise_latents(averaged, to_tensor(measured).to(device))
+    normalise_latents(averaged, to_tensor(measured, device))
     _save_whole_model(averaged, folder / stage.name / MODEL)
 
 
@@ -77,6 +80,20 @@ def train_denoiser(config: Config, folder: Path, device: torch.device) -> None:
                 stage.model.load_state_dict(known)
             save_whole(train(stage, plan, kept, device).state_dict(), trained)
         known = torch.load(trained, map_location=device, weights_only=True)
+
+
+def encode_all_scenes(config: Config, folder: Path, device: torch.device) -> None:
+    """The scenes of the denoiser's two stages, drawn by all cores while the autoencoder trains in another process."""
+    shape, cores = config.scenes, len(os.sched_getaffinity(0))
+    stages = (("closeups", True, config.closeups.pictures), (DenoiserStage.name, False, config.denoiser.pictures))
+    drawn = {
+        name: list(draw_scenes(shape.seed, count, close, shape.objects, workers=cores)) for name, close, count in stages
+    }
+    while not (folder / AutoencoderStage.name / MODEL).is_dir():
+        time.sleep(0.2)
+    autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
+    for name, close, count in stages:
+        load_or_encode(folder / name / "scenes", autoencoder, shape.seed, count, close, shape.objects, drawn.pop(name))
 
 
 def train_decoder(config: Config, folder: Path, device: torch.device) -> None:
@@ -118,6 +135,7 @@ def train_all(config: Config, folder: Path, device: torch.device) -> None:
 STAGES = {
     "all": train_all,
     "autoencoder": train_autoencoder,
+    "scenes": encode_all_scenes,
     "denoiser": train_denoiser,
     "decoder": train_decoder,
 }

@@ -72,12 +72,13 @@ def variants(device: str, *, compiled: bool) -> list[DenseVariant]:
     """Every variant of a device, 16-bit ones first, compiled ones last.
 
     Args:
-        device: its torch type; fp16 is for GPUs.
+        device: its torch type; fp16 is for GPUs, where it alone is compiled.
         compiled: whether torch.compile is tried.
     """
     dtypes = ("fp16", "bf16", "fp32") if device == "cuda" else ("bf16", "fp32")
-    executions = (False, True) if compiled else (False,)
-    return [DenseVariant(dtype, layout, run) for run in executions for dtype in dtypes for layout in (True, False)]
+    eager = [DenseVariant(dtype, layout, compiled=False) for dtype in dtypes for layout in (True, False)]
+    compilable = [variant for variant in eager if device != "cuda" or variant.dtype == "fp16"]
+    return [*eager, *(replace(variant, compiled=True) for variant in compilable if compiled)]
 
 
 def find_fastest(

@@ -5,6 +5,7 @@ Knows this process, its machine and its repository; no measurement.
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import subprocess
@@ -58,9 +59,10 @@ def describe(dtype: str) -> dict[str, Any]:
 
 @cache
 def code_state() -> dict[str, Any]:
-    """{"commit", "clean"} of the code when it was first asked for; "" and None outside a clone of the repository."""
+    """{"commit", "clean"} of the code when it was first asked for; outside a clone of the repository FISEDIT_COMMIT,
+    which may be "", and None."""
     if git("rev-parse", "--show-toplevel") != str(ROOT):
-        return {"commit": "", "clean": None}
+        return {"commit": os.environ.get("FISEDIT_COMMIT", ""), "clean": None}
     return {"commit": git("rev-parse", "HEAD"), "clean": git("status", "--porcelain", "--", *_CODE) == ""}
 
 

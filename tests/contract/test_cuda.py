@@ -1,0 +1,158 @@
+"""E1 to E8 on CUDA, in fp16 and bf16, with graphs and without: beside diffusers there, and the CPU's edits in fp32.
+
+Those are proved against the oracle by the other tests of this folder.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from fisedit import Editor
+from tests.support.edits import BIRD, CAT, DOG, Calls, check_outside, latents, same, trajectory
+from tests.support.grids import grids
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: torch.cuda.is_available() is False")
+
+DEVICE = "cuda"
+TOLERANCE = 2e-2
+"""Of all latents together, relative; E1's in 16 bit."""
+
+CPU_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""The same beside the CPU's fp32: bf16 keeps 8 bits of every number, and measures .03 on a CPU too."""
+
+QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 3.0}
+SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
+each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+each_mode = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+
+
+@pytest.fixture
+def editor_of(pipelines):
+    """Makes an editor of the small SD 1.5 on a device."""
+
+    def make(dtype: torch.dtype, *, graphs: bool = True, device: str = DEVICE) -> Editor:
+        return Editor(deepcopy(pipelines["sd15"]).to(device, dtype), graphs=graphs)
+
+    return make
+
+
+def deviation(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square of the difference, relative."""
+    got, expected = got.float().cpu(), expected.float().cpu()
+    return float((got - expected).norm() / expected.norm())
+
+
+def all_latents(editor: Editor, result) -> torch.Tensor:
+    return latents(trajectory(editor, result))
+
+
+@each_dtype
+@each_mode
+def test_e1_everything_active_is_diffusers_own(editor_of, dtype, graphs):
+    editor = editor_of(dtype, graphs=graphs)
+    plain = deepcopy(editor.pipe)
+    plain.set_progress_bar_config(disable=True)
+    editor.generate(CAT, **QUICK)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool))
+    expected = plain(
+        DOG,
+        width=128,
+        height=128,
+        num_inference_steps=4,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(7),
+        output_type="latent",
+    ).images
+    assert deviation(all_latents(editor, result)[-1:], expected) <= TOLERANCE
+
+
+@each_dtype
+def test_e2_nothing_to_do_is_the_source_and_no_call(editor_of, dtype):
+    editor = editor_of(dtype)
+    source = editor.generate(CAT, **QUICK)
+    with Calls(editor.pipe.unet) as calls:
+        results = [editor.edit(CAT), editor.edit(DOG, mask=np.zeros((16, 16), bool))]
+    assert calls.dense == calls.sparse == 0
+    assert all(same(result, source) for result in results)
+
+
+@each_dtype
+@each_mode
+def test_e3_and_e4_outside_nothing_moves_and_inside_it_is_the_cpus_edit(editor_of, dtype, graphs):
+    editor, reference = editor_of(dtype, graphs=graphs), editor_of(torch.float32, device="cpu")
+    results = []
+    for each in (editor, reference):
+        source = each.generate(CAT, **QUICK)
+        results.append(each.edit(DOG, mask=BLOBS, growth=1))
+        check_outside(each, results[-1], source)
+    assert results[0].stats.unet_evaluations_captured == (4 if graphs else 0)
+    assert (
+        deviation(*(all_latents(e, r) for e, r in zip((editor, reference), results, strict=True)))
+        <= CPU_TOLERANCE[dtype]
+    )
+
+
+@each_dtype
+def test_e5_two_editors_take_turns(editor_of, dtype):
+    first = editor_of(dtype)
+    alone = {seed: session(Editor(first.pipe), seed) for seed in (1, 2)}
+    other, between = Editor(first.pipe), []
+    other.generate(CAT, **QUICK | {"seed": 2})
+
+    def on_step(i, *_):
+        if i == 1:
+            between.append(other.edit(DOG, mask=SQUARE, growth=1))
+            other.undo()
+
+    assert same(session(Editor(first.pipe), 1, on_step), alone[1])
+    assert between and all(same(result, alone[2]) for result in between)
+
+
+def session(editor, seed, on_step=None):
+    editor.generate(CAT, **QUICK | {"seed": seed})
+    return editor.edit(DOG, mask=SQUARE, growth=1, on_step=on_step)
+
+
+@each_dtype
+def test_e6_an_edit_of_an_edit_is_the_cpus(editor_of, dtype):
+    found = []
+    for editor in (editor_of(dtype), editor_of(torch.float32, device="cpu")):
+        editor.generate(CAT, **QUICK)
+        editor.edit(DOG, mask=SQUARE, growth=1)
+        found.append(all_latents(editor, editor.edit(BIRD, mask=BLOBS, growth=2)))
+    assert deviation(*found) <= CPU_TOLERANCE[dtype]
+
+
+@each_dtype
+def test_e7_edits_in_one_batch_are_those_one_by_one(editor_of, dtype):
+    editor = editor_of(dtype)
+    source = editor.generate(CAT, **QUICK)
+    together = editor.edit_many([DOG, BIRD], [SQUARE, BLOBS], growth=1)
+    for result, mask in zip(together, (SQUARE, BLOBS), strict=True):
+        editor.checkout(source.id)
+        alone = editor.edit(result.prompt, mask=mask, growth=1)
+        check_outside(editor, result, source)
+        assert deviation(all_latents(editor, result), all_latents(editor, alone)) <= TOLERANCE
+
+
+@each_dtype
+def test_e8_the_model_is_left_as_it_was(editor_of, dtype):
+    editor = editor_of(dtype)
+    unet = editor.pipe.unet
+    weights = {name: weight.clone() for name, weight in unet.state_dict().items()}
+    session(editor, 7)
+
+    def burst(*_):
+        raise RuntimeError("burst")
+
+    handle = unet.mid_block.register_forward_pre_hook(burst)
+    with pytest.raises(RuntimeError, match="burst"):
+        editor.generate(BIRD, **QUICK)
+    handle.remove()
+    assert not any("forward" in vars(module) for module in unet.modules())
+    assert list(unet.state_dict()) == list(weights)
+    assert all(torch.equal(unet.state_dict()[name], weight) for name, weight in weights.items())
