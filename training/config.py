@@ -95,7 +95,10 @@ class Denoiser:
 
 @dataclass(frozen=True)
 class CloseUps:
-    """Before the denoiser sees whole scenes: single objects in a window of half the side, a fifth of the work."""
+    """Before the denoiser sees whole scenes: single objects in a window of half the side, a fifth of the work.
+
+    No `pictures` leave it out.
+    """
 
     plan: Plan
     pictures: int = 12000

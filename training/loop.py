@@ -21,6 +21,7 @@ from fisedit.adapters.training.log import append_row, truncate_after
 from training.config import Plan
 
 _CLIP = 1.0
+_MOST_SKIPPED = 20
 
 
 class Stage(Protocol):
@@ -72,6 +73,7 @@ class _Run:
         self.averaged = AveragedModel(stage.model, multi_avg_fn=_averaging(plan.average))
         self.progress = Progress()
         self.started = time.monotonic()
+        self.skipped = 0  # batches in a row whose gradients are no numbers: on a GPU in bf16 there was one in seventy
         self.since: list[dict[str, Tensor]] = []  # the losses since the log's last line
 
     def share_done(self) -> float:
@@ -88,7 +90,11 @@ class _Run:
         self.optimizer.zero_grad()
         losses["loss"].backward()
         norm = nn.utils.clip_grad_norm_(self.trained, _CLIP)
-        self.optimizer.step()
+        self.skipped = 0 if norm.isfinite() else self.skipped + 1
+        if self.skipped > _MOST_SKIPPED:
+            raise FloatingPointError(f"{self.skipped} batches in a row had gradients that are no numbers")
+        if not self.skipped:
+            self.optimizer.step()
         self.averaged.update_parameters(self.stage.model)
         self.progress.step += 1
         self.since.append({name: value.detach() for name, value in losses.items()})

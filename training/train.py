@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fisedit.evaluation.scenes.drawing import FontMissing
 from training.autoencoder import AutoencoderStage, DecoderStage, held_out_pictures, training_pictures
-from training.config import Config, ConfigError, load_config
+from training.config import Config, ConfigError, Plan, load_config
 from training.denoiser import DenoiserStage
 from training.latents import draw_scenes, load_or_encode, normalise_latents
 from training.loop import save_whole, train
@@ -65,9 +65,7 @@ def train_denoiser(config: Config, folder: Path, device: torch.device) -> None:
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
     shape = config.scenes
     known: dict[str, Tensor] | None = None
-    stages = (("closeups", True, config.closeups.pictures, config.closeups.plan),
-              (DenoiserStage.name, False, config.denoiser.pictures, config.denoiser.plan))  # fmt: skip
-    for name, close, count, plan in stages:
+    for name, close, count, plan in _denoiser_stages(config):
         kept = folder / name
         trained = kept / "averaged.pt"
         if not trained.is_file():
@@ -85,15 +83,22 @@ def train_denoiser(config: Config, folder: Path, device: torch.device) -> None:
 def encode_all_scenes(config: Config, folder: Path, device: torch.device) -> None:
     """The scenes of the denoiser's two stages, drawn by all cores while the autoencoder trains in another process."""
     shape, cores = config.scenes, len(os.sched_getaffinity(0))
-    stages = (("closeups", True, config.closeups.pictures), (DenoiserStage.name, False, config.denoiser.pictures))
-    drawn = {
-        name: list(draw_scenes(shape.seed, count, close, shape.objects, workers=cores)) for name, close, count in stages
-    }
+    stages = _denoiser_stages(config)
+    drawn = [list(draw_scenes(shape.seed, count, close, shape.objects, workers=cores)) for _, close, count, _ in stages]
     while not (folder / AutoencoderStage.name / MODEL).is_dir():
         time.sleep(0.2)
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
-    for name, close, count in stages:
-        load_or_encode(folder / name / "scenes", autoencoder, shape.seed, count, close, shape.objects, drawn.pop(name))
+    for (name, close, count, _), scenes in zip(stages, drawn, strict=True):
+        load_or_encode(folder / name / "scenes", autoencoder, shape.seed, count, close, shape.objects, scenes)
+
+
+def _denoiser_stages(config: Config) -> list[tuple[str, bool, int, Plan]]:
+    """Name, whether of close-ups, number of scenes, plan; close-ups of no scenes are left out."""
+    stages = [
+        ("closeups", True, config.closeups.pictures, config.closeups.plan),
+        (DenoiserStage.name, False, config.denoiser.pictures, config.denoiser.plan),
+    ]
+    return [stage for stage in stages if stage[2]]
 
 
 def train_decoder(config: Config, folder: Path, device: torch.device) -> None:

@@ -50,8 +50,8 @@ class _Inputs:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         grid = np.zeros((16, 16), bool)
         grid[3:9, 2:7] = True
-        self.kernel_map, self._random = make_row_plan(grid, 1).levels[0].same, torch.Generator().manual_seed(0)
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._random = device, dtype, torch.Generator().manual_seed(0)
+        self.kernel_map = make_row_plan(grid, 1, device).levels[0].same
         active, halo = self.kernel_map.rows_out, len(self.kernel_map.halo)
         self.rows, self.halo = self.draw(2, active, _CHANNELS), self.draw(2, halo, _CHANNELS)
         self.recorded, self.whole = self.draw(2, active, _CHANNELS), self.draw(2, 256, _CHANNELS)

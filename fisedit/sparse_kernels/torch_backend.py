@@ -101,9 +101,11 @@ def group_statistics(rows: Tensor, groups: int) -> Tensor:
 def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `reference.dense_group_norm`.
 
-    torch's kernel computes the statistics anyway, and keeps them in float32 for float32 weights, which changes no bit
-    of the output.
+    On a CPU torch's kernel computes the statistics anyway, and keeps them in float32 for float32 weights, which changes
+    no bit of the output. On CUDA it keeps them in the dtype of the map.
     """
+    if x.is_cuda:
+        return F.group_norm(x, groups, weight, bias, eps), _statistics_of_map(x, groups)
     batch, channels = x.shape[:2]
     size = x[0, 0].numel()
     if not (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.stride(0) == x[0].numel()):
@@ -111,6 +113,14 @@ def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: 
     out, mean, rstd = torch.native_group_norm(x, weight.float(), bias.float(), batch, channels, size, groups, eps)
     mean, square = mean.double(), rstd.double().pow(-2) - eps + mean.double().square()
     return out, torch.stack([mean, square], -1) * (size * (channels // groups))
+
+
+def _statistics_of_map(x: Tensor, groups: int) -> Tensor:
+    """`group_statistics` of a map [B, C, ...] in two reductions that sum in float32."""
+    grouped = x.unflatten(1, (groups, -1))
+    axes = tuple(range(2, grouped.ndim))
+    norms = torch.linalg.vector_norm(grouped, dim=axes, dtype=torch.float32)
+    return torch.stack([grouped.sum(axes, dtype=torch.float32), norms.square()], -1).double()
 
 
 def group_norm(rows: Tensor, statistics: Tensor, count: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

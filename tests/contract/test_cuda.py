@@ -1,10 +1,12 @@
 """E1 to E8 on CUDA, in fp16 and bf16, with graphs and without: beside diffusers there, and the CPU's edits in fp32.
 
-Those are proved against the oracle by the other tests of this folder.
+Those are proved against the oracle by the other tests of this folder. Without a GPU one is pretended: the same engine in
+bf16, with the rules of two devices.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import numpy as np
@@ -14,8 +16,7 @@ import torch
 from fisedit import Editor
 from tests.support.edits import BIRD, CAT, DOG, Calls, check_outside, latents, same, trajectory
 from tests.support.grids import grids
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: torch.cuda.is_available() is False")
+from tests.support.pretended_cuda import pretended_cuda
 
 DEVICE = "cuda"
 TOLERANCE = 2e-2
@@ -26,8 +27,15 @@ CPU_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 3.0}
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
-each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+DTYPES = [torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.bfloat16]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 each_mode = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+
+
+@pytest.fixture(autouse=True)
+def _device():
+    with nullcontext() if torch.cuda.is_available() else pretended_cuda():
+        yield
 
 
 @pytest.fixture
@@ -54,7 +62,7 @@ def all_latents(editor: Editor, result) -> torch.Tensor:
 @each_mode
 def test_e1_everything_active_is_diffusers_own(editor_of, dtype, graphs):
     editor = editor_of(dtype, graphs=graphs)
-    plain = deepcopy(editor.pipe)
+    plain = editor_of(dtype).pipe
     plain.set_progress_bar_config(disable=True)
     editor.generate(CAT, **QUICK)
     result = editor.edit(DOG, mask=np.ones((16, 16), bool))

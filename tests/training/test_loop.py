@@ -27,6 +27,7 @@ from training.autoencoder import AutoencoderStage, DecoderStage, build_autoencod
 from training.denoiser import SHOWN, DenoiserStage
 from training.latents import encode_scenes, normalise_latents
 from training.loop import Stage, train
+from training.config import Plan
 from training.models import build_unet
 from training.pictures import Pictures, to_tensor
 from training.train import MODEL, train_denoiser
@@ -204,3 +205,29 @@ def test_the_judge_learns_from_fresh_scenes(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_pictures_survive_the_way_to_tensors_and_back(pictures: Pictures) -> None:
     assert reconstruct(small_autoencoder(), pictures.pixels).shape == pictures.pixels.shape
+
+
+class Hopeless:
+    """A stage whose loss is infinite at some steps."""
+
+    name = "hopeless"
+
+    def __init__(self, steps: set[int]) -> None:
+        self.model: torch.nn.Module = torch.nn.Linear(2, 1)
+        self.steps = steps
+
+    def losses(self, step: int) -> dict[str, torch.Tensor]:
+        found = self.model(torch.ones(1, 2)).square().mean()
+        return {"loss": found * float("inf") if step in self.steps else found}
+
+    def report(self, averaged: torch.nn.Module, sheet: Path) -> dict[str, float]:
+        return {"weight": float(sum(weight.sum() for weight in averaged.parameters()))}
+
+
+def test_a_batch_without_finite_gradients_teaches_nothing_and_many_end_the_run(tmp_path: Path) -> None:
+    plan, device = Plan(batch=1, seconds=1e9, steps=40, learning_rate=1e-2, warmup=1), torch.device("cpu")
+    stage = Hopeless({3, 9})
+    averaged = train(stage, plan, tmp_path / "now and then", device)
+    assert all(weight.isfinite().all() for weight in averaged.parameters())
+    with pytest.raises(FloatingPointError, match="21 batches in a row"):
+        train(Hopeless(set(range(5, 40))), plan, tmp_path / "for good", device)

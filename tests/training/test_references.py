@@ -82,6 +82,8 @@ def test_how_far_an_autoencoder_is_off():
     class Perfect:
         """Its latents are pixels; of green, 60 levels are lost."""
 
+        device = torch.device("cpu")
+
         def encode(self, pixels):
             return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: pixels))
 
