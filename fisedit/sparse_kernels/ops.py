@@ -12,7 +12,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -44,7 +46,7 @@ def _kernels(kernel: str, rows: Rows) -> ModuleType:
     """The backend module that computes a kernel for rows [B, R, C] or a map."""
     rows = rows if isinstance(rows, Tensor) else rows[0]
     name = _backend.get()
-    if name == "fast" and tuning.prefers_triton(kernel, rows[..., 0].numel(), rows.device):
+    if name == "fast" and tuning.prefers_triton(kernel, rows[..., 0].numel(), rows.device) and _has_triton():
         name = TRITON
     return _module(name)
 
@@ -72,6 +74,11 @@ def _module(name: str) -> ModuleType:
         names = ", ".join((*BACKENDS, TRITON, XFORMERS))
         raise InputError(f"kernels must be one of {names}, got {name!r}; unset FISEDIT_KERNELS or fix it")
     return BACKENDS[name]
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec(TRITON) is not None
 
 
 def _triton() -> ModuleType:

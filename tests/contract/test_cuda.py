@@ -1,7 +1,7 @@
 """E1 to E8 on CUDA, in fp16 and bf16, with graphs and without: beside diffusers there, and the CPU's edits in fp32.
 
-Those are proved against the oracle by the other tests of this folder. Without a GPU one is pretended: the same engine in
-bf16, with the rules of two devices.
+Those are proved against the oracle by the other tests of this folder. Without a GPU one is pretended: the same engine
+in bf16, with the rules of two devices.
 """
 
 from __future__ import annotations

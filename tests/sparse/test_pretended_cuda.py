@@ -35,10 +35,7 @@ def test_numbers_come_to_the_host_when_asked_alone():
 @pytest.mark.parametrize("fault", ["layout", "dtype"])
 def test_group_norm_has_cudas_rules(fault):
     maps, weight = torch.ones(2, 8, 3, 3), torch.ones(8)
-    if fault == "layout":
-        maps = maps.to(memory_format=torch.channels_last)
-    else:
-        maps = maps.bfloat16()
+    maps = maps.to(memory_format=torch.channels_last) if fault == "layout" else maps.bfloat16()
     torch.native_group_norm(maps, weight, weight, 2, 8, 9, 4, 1e-5)  # a CPU takes both
     with pretended_cuda(), pytest.raises(RuntimeError, match=r"is_contiguous|expected scalar type"):
         torch.native_group_norm(maps.to("cuda"), weight.to("cuda"), weight.to("cuda"), 2, 8, 9, 4, 1e-5)

@@ -1,7 +1,7 @@
 """A pretended GPU: CPU tensors that say they are on CUDA, and refuse what CUDA's would.
 
-Finds tensors of the CPU that meet the GPU's, and kernels with rules of their own, where there is no GPU. Streams, graphs
-and Triton are not pretended.
+Finds tensors of the CPU that meet the GPU's, and kernels with rules of their own, where there is no GPU. Streams and
+Triton are not pretended.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 _PARSERS = {"_parse_to", "device"}
 """What reads a device's name, and makes no tensor."""
 
+_TOLD = {"device": (CPU, CUDA), "is_cuda": (False, True)}
+
 _HOST_RESULTS = {"cpu", "numpy", "item", "tolist", "__float__", "__int__", "__bool__", "__index__", "__array__"}
 _TWO_DEVICES = {
     "__deepcopy__",
@@ -38,6 +40,9 @@ _TWO_DEVICES = {
 """Copies, and indexing, whose indices may be the host's."""
 
 
+_WRITES = {"copy_", "__setitem__"}
+
+
 class PretendedCuda(TorchFunctionMode):
     """While it is on, `.to("cuda")` and `device="cuda"` make tensors that behave as a GPU's."""
 
@@ -49,35 +54,24 @@ class PretendedCuda(TorchFunctionMode):
         on_cuda = [_is_on_cuda(tensor) for tensor in tensors]
         if name in _PARSERS and not tensors:
             return func(*args, **kwargs)
-        if name in ("device", "is_cuda"):
-            return (CUDA if on_cuda[0] else CPU) if name == "device" else on_cuda[0]
+        if name in _TOLD:
+            return _TOLD[name][on_cuda[0]]
         if name not in _TWO_DEVICES:
             _check_one_device(name, tensors, on_cuda)
         if any(on_cuda):
             _check_rules(name, args)
-        if name == "pin_memory":
-            return args[0]
         asked = [torch.device(leaf).type for leaf in leaves if _is_device(leaf)]
         if asked:
             args, kwargs = tree_map(lambda leaf: CPU if _is_device(leaf) else leaf, (args, kwargs))
-        result = func(*args, **kwargs)
+        result = args[0] if name == "pin_memory" else func(*args, **kwargs)
         if name == "data.__set__":
             args[0]._pretended = on_cuda[1]
-        if name in ("data.__set__", "copy_", "__setitem__"):
-            return result
-        if asked:
-            there = asked[0] == "cuda"
-        elif name in _HOST_RESULTS:
-            there = False
-        elif name == "to":
-            there = on_cuda[-1]  # of another tensor, if one was given
-        else:
-            there = on_cuda[0] if name in ("__getitem__", "__deepcopy__") else any(on_cuda)
-        if name in ("to", "cpu") and result is args[0] and there != on_cuda[0]:
-            result = result.clone()
-        for leaf in _leaves([result]) if there or any(on_cuda) else ():
-            if isinstance(leaf, Tensor):
-                leaf._pretended = there
+        elif name not in _WRITES:
+            there = asked[0] == "cuda" if asked else _is_result_on_cuda(name, on_cuda)
+            if name in ("to", "cpu") and result is args[0] and there != on_cuda[0]:
+                result = result.clone()
+            if there or any(on_cuda):
+                _mark(result, there)
         return result
 
 
@@ -88,6 +82,20 @@ def _name(func: Any) -> str:
 
 def _is_on_cuda(tensor: Tensor) -> bool:
     return bool(vars(tensor).get("_pretended", False))
+
+
+def _is_result_on_cuda(name: str, on_cuda: list[bool]) -> bool:
+    if name in _HOST_RESULTS:
+        return False
+    if name == "to":
+        return on_cuda[-1]  # of another tensor, if one was given
+    return on_cuda[0] if name in ("__getitem__", "__deepcopy__") else any(on_cuda)
+
+
+def _mark(result: Any, there: bool) -> None:
+    for leaf in _leaves([result]):
+        if isinstance(leaf, Tensor):
+            leaf._pretended = there
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:

@@ -24,10 +24,10 @@ from tests.support.stages import (
 )
 from training import classifier, evaluate
 from training.autoencoder import AutoencoderStage, DecoderStage, build_autoencoder, reconstruct
+from training.config import Plan
 from training.denoiser import SHOWN, DenoiserStage
 from training.latents import encode_scenes, normalise_latents
 from training.loop import Stage, train
-from training.config import Plan
 from training.models import build_unet
 from training.pictures import Pictures, to_tensor
 from training.train import MODEL, train_denoiser
