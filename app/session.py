@@ -23,6 +23,7 @@ from fisedit.storage import provenance
 from fisedit.storage.pages import free_page_bytes
 from fisedit.storage.session_reader import SessionAssets
 from fisedit.storage.session_store import SessionContents, SessionStore
+from fisedit.values import AdapterUse
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -83,7 +84,7 @@ class Session:
         self.was_damaged = self.live_pending = False
         self.notice = ""
         self.live: LiveEdit | None = None
-        self._pool, self._adapters, self._store = pool, dict[str, float](), SessionStore(folder)
+        self._pool, self._adapters, self._store = pool, dict[str, AdapterUse](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
         self._work, self._stop, self._brief = Lock(), Event(), False
 
@@ -286,6 +287,6 @@ class Session:
         """The reference pictures of the results, and the adapters that read them."""
         likes = [like for result in self.history for like in result.config.like]
         if likes and self._pool.adapter is not None:
-            self._adapters[absolute_name(self._pool.adapter)] = likes[-1].scale
+            self._adapters[absolute_name(self._pool.adapter)] = likes[-1].use
         used = {like.reference for like in likes} & self.references.keys()
         return SessionAssets(self._adapters if likes else {}, {digest: self.references[digest] for digest in used})

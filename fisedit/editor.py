@@ -69,6 +69,7 @@ from fisedit.values import (
     check_quality,
     check_scale,
     check_seed,
+    make_adapter_use,
     make_generation_config,
     strength_for_start,
 )
@@ -332,6 +333,9 @@ class Editor:
         *,
         weight_name: str | None = None,
         image_encoder: str | Path | None = None,
+        control_guidance_start: float = 0.0,
+        control_guidance_end: float = 1.0,
+        guess_mode: bool = False,
         local_files_only: bool = False,
     ) -> None:
         """Load an adapter that conditions pictures by another one.
@@ -346,12 +350,16 @@ class Editor:
             scale: factor of its effect, -10 to 10. Several adapters add up.
             weight_name: of a file in a folder or on the hub: "models/ip-adapter_sd15.safetensors" of "h94/IP-Adapter".
             image_encoder: folder of an IP-Adapter's image encoder; None for "image_encoder" beside its file.
+            control_guidance_start: share of the steps before which the adapter does nothing, 0 to 1.
+            control_guidance_end: share of the steps after which it does nothing.
+            guess_mode: a ControlNet takes part in the branch with the prompt alone, and its finer maps are fainter.
             local_files_only: never reach for the network.
 
         Raises:
             AdapterError: it is missing, damaged, loaded already, of another architecture or made for another model.
-            InputError: a scale out of range.
+            InputError: a number out of range, or guess_mode for another kind than a ControlNet.
         """
+        use = make_adapter_use(scale, control_guidance_start, control_guidance_end, guess_mode)
         adapter = load_picture_adapter(
             source,
             self.pipe.unet,
@@ -359,7 +367,7 @@ class Editor:
             image_encoder=image_encoder,
             local_files_only=local_files_only,
         )
-        self._engine.references.load(adapter, _adapter_name(source, weight_name), scale)
+        self._engine.references.load(adapter, _adapter_name(source, weight_name), use)
 
     @default_torch_state()
     def calibrate(
@@ -1079,9 +1087,9 @@ class Editor:
         if loaded.index.vae != self.vae:
             own = "the model's own VAE"
             raise SessionError(f"the session is of {loaded.index.vae or own}, got {self.vae or own}; load that one")
-        for source, scale in loaded.assets.adapters.items():
+        for source, use in loaded.assets.adapters.items():
             if not self._engine.references.loaded(source):
-                self.load_adapter(source, scale)
+                self.load_adapter(source, **use.as_dict())
         self._engine.references.pictures |= loaded.assets.references
         self.forget()
         self._pipeline.history = loaded.history

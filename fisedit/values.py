@@ -410,18 +410,52 @@ class EditMask:
 
 
 @dataclass(frozen=True)
+class AdapterUse:
+    """How a loaded adapter takes part, with diffusers' names.
+
+    Args:
+        scale: factor of its effect, -10 to 10.
+        control_guidance_start: share of the steps before which the adapter does nothing, 0 to 1.
+        control_guidance_end: share of the steps after which it does nothing.
+        guess_mode: a ControlNet takes part in the branch with the prompt alone, and its finer maps are fainter.
+    """
+
+    scale: float = 1.0
+    control_guidance_start: float = 0.0
+    control_guidance_end: float = 1.0
+    guess_mode: bool = False
+
+    def covers(self, i: int, steps: int) -> bool:
+        """Whether it takes part in the i-th of so many steps, as diffusers decides."""
+        return not (i / steps < self.control_guidance_start or (i + 1) / steps > self.control_guidance_end)
+
+    def covered_steps(self, steps: int) -> list[int]:
+        """Indices of the steps that it takes part in."""
+        return [i for i in range(steps) if self.covers(i, steps)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON; what is as usual is left out, but the scale."""
+        usual = AdapterUse()
+        return {name: value for name, value in asdict(self).items() if name == "scale" or value != getattr(usual, name)}
+
+
+@dataclass(frozen=True)
 class AdapterReference:
     """A reference picture whose look a picture takes, and the adapter that reads it.
 
     Args:
         adapter: identity of the adapter that reads the reference.
-        scale: of the adapter, -10 to 10.
+        use: how the adapter takes part.
         reference: a digest of the reference picture.
     """
 
     adapter: str
-    scale: float
+    use: AdapterUse
     reference: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON, as `parse_adapter_references` takes it."""
+        return {"adapter": self.adapter, **self.use.as_dict(), "reference": self.reference}
 
 
 @dataclass(frozen=True)
@@ -581,7 +615,8 @@ def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
 
 def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
     """The arguments of `make_generation_config`, JSON-ready; fields that older versions lack are left out if empty."""
-    return {name: value for name, value in asdict(config).items() if value or name not in _OPTIONAL}
+    entries = asdict(config) | {"like": [reference.as_dict() for reference in config.like]}
+    return {name: value for name, value in entries.items() if value or name not in _OPTIONAL}
 
 
 def first_step(strength: float, steps: int) -> int:
@@ -650,10 +685,34 @@ def parse_adapter_references(like: Sequence[Mapping[str, Any]]) -> tuple[Adapter
     return tuple(_adapter_reference(**entry) for entry in like)
 
 
-def _adapter_reference(adapter: str, scale: float, reference: str) -> AdapterReference:
+def _adapter_reference(adapter: str, scale: float, reference: str, **use: Any) -> AdapterReference:
     if not (isinstance(adapter, str) and isinstance(reference, str)):
         raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
-    return AdapterReference(adapter, check_scale(scale), reference)
+    return AdapterReference(adapter, make_adapter_use(scale=scale, **use), reference)
+
+
+def make_adapter_use(
+    scale: Any = 1.0, control_guidance_start: Any = 0.0, control_guidance_end: Any = 1.0, guess_mode: Any = False
+) -> AdapterUse:
+    """How an adapter takes part, checked. Raises InputError for a value out of range."""
+    start, end = (
+        _share(name, value)
+        for name, value in (
+            ("control_guidance_start", control_guidance_start),
+            ("control_guidance_end", control_guidance_end),
+        )
+    )
+    if start >= end:
+        raise InputError(f"control_guidance_start must be less than control_guidance_end, got {start:g} and {end:g}")
+    if not isinstance(guess_mode, bool):
+        raise InputError(f"guess_mode must be True or False, got {guess_mode!r:.40}")
+    return AdapterUse(check_scale(scale), start, end, guess_mode)
+
+
+def _share(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{name} must be a share of the steps, 0 to 1, got {value!r:.40}")
+    return float(value)
 
 
 def _lora(name: str, scale: float) -> tuple[str, float]:

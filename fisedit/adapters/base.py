@@ -135,12 +135,6 @@ class AdapterStack:
         sums = [sum(maps[1:], maps[0]) for maps in zip(*added, strict=True)]
         return {"down_intrablock_additional_residuals": [take(each, level) for level, each in enumerate(sums)]}
 
-    def macs(
-        self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None = None, *, recorded: bool = True
-    ) -> int:
-        """Multiply-accumulates of all adapters. See `UNetAdapter.macs`."""
-        return sum(adapter.macs(unet, grids, plan, recorded=recorded) for adapter in self.adapters)
-
 
 def map_changes(adapters: Sequence[UNetAdapter], batch: int | None = None) -> dict[str, MapChange]:
     """The changed maps of every insertion point that an adapter names.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.sparse.modules import LayerSite
     from fisedit.sparse_kernels.row_plan import SparsePlan
+    from fisedit.values import AdapterUse
 
 _TOKENS = 77
 
@@ -49,7 +50,8 @@ class ControlNetwork:
         blocks: its blocks on rows.
         levels: of the maps that it gives, the middle's last.
         condition: the control picture's map [1, C, h, w]; None where only costs are needed.
-        scale: of what it gives.
+        use: how it takes part. In guess mode it is evaluated for the last guidance branch alone.
+        branches: guidance branches, 1 or 2.
     """
 
     model: ControlNetModel
@@ -57,7 +59,8 @@ class ControlNetwork:
     blocks: EncoderBlocks
     levels: Sequence[int]
     condition: Tensor | None
-    scale: float
+    use: AdapterUse
+    branches: int
 
     def inputs(self, take: TakeMap) -> list[Replacement]:
         """See `SideNetwork.inputs`."""
@@ -65,19 +68,31 @@ class ControlNetwork:
         condition, model = take(self.condition, 0), cast(Any, self.model)
         return [(model.controlnet_cond_embedding, lambda _: condition)]
 
+    def text(self, text: Tensor) -> Tensor:
+        """See `SideNetwork.text`."""
+        return text[len(text) // 2 :] if self.use.guess_mode and self.branches == 2 else text
+
     def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
         """See `SideNetwork.run`."""
         latents = inputs.latents[:, : self.model.config.in_channels]  # of an inpainting UNet's inputs
+        left_out = len(latents) // 2 if self.use.guess_mode and self.branches == 2 else 0
         skips, middle = self.model(
-            latents,
+            latents[left_out:],
             inputs.timestep,
-            inputs.text,
-            latents,  # in place of the picture, which was read before
-            conditioning_scale=self.scale,
-            timestep_cond=inputs.timestep_cond,
+            self.text(inputs.text),
+            latents[left_out:],  # in place of the picture, which was read before
+            conditioning_scale=self.use.scale,
+            timestep_cond=None if inputs.timestep_cond is None else inputs.timestep_cond[left_out:],
+            guess_mode=self.use.guess_mode,
             return_dict=False,
         )
+        if left_out:
+            skips, middle = [_after_zeros(each) for each in skips], _after_zeros(middle)
         return skips, middle
+
+
+def _after_zeros(maps: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(maps), maps])
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +119,8 @@ class ControlNetCondition(UNetAdapter):
         zero_convs: int = sum(
             rows[level] * conv.weight.numel() for level, conv in zip(network.levels, given, strict=True)
         )
-        return unet_macs(network.sites, rows, sizes, 1, _TOKENS) + zero_convs
+        macs = unet_macs(network.sites, rows, sizes, 1, _TOKENS) + zero_convs
+        return macs // network.branches if network.use.guess_mode else macs
 
 
 class ControlNetReader(PictureAdapter):
@@ -153,7 +169,10 @@ class ControlNetReader(PictureAdapter):
         """See `PictureAdapter.match`."""
         self.model.to(unet.device, unet.dtype).to(memory_format=torch.channels_last)
 
-    def read(self, inputs: PictureInputs) -> tuple[Tensor, int]:
+    def check_use(self, use: AdapterUse) -> None:
+        """See `PictureAdapter.check_use`; a ControlNet has every use."""
+
+    def read(self, inputs: PictureInputs) -> tuple[tuple[Tensor, int], int]:
         """See `PictureAdapter.read`; pictures are resized to the canvas."""
         config, model = inputs.config, self.model
         picture = to_canvas(inputs.picture, (config.width, config.height))
@@ -161,11 +180,14 @@ class ControlNetReader(PictureAdapter):
         if model.config.controlnet_conditioning_channel_order == "bgr":
             pixels = pixels.flip(1)
         pixels = pixels.to(model.device, model.dtype)
-        return counted(lambda: model.controlnet_cond_embedding(pixels))
+        condition, macs = counted(lambda: model.controlnet_cond_embedding(pixels))
+        return (condition, inputs.branches), macs
 
-    def condition(self, read: Tensor | None, scale: float) -> ControlNetCondition:
+    def condition(self, read: tuple[Tensor, int] | None, use: AdapterUse) -> ControlNetCondition:
         """See `PictureAdapter.condition`."""
-        return ControlNetCondition(ControlNetwork(self.model, self._sites, self._blocks, self._levels, read, scale))
+        condition, branches = read or (None, 2)
+        parts = self.model, self._sites, self._blocks, self._levels
+        return ControlNetCondition(ControlNetwork(*parts, condition, use, branches))
 
     def is_recorded(self, features: CachedFeatures) -> bool:
         """See `PictureAdapter.is_recorded`."""

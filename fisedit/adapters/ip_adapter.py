@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.base import Grids
     from fisedit.adapters.picture_adapter import PictureInputs
     from fisedit.sparse_kernels.row_plan import SparsePlan
+    from fisedit.values import AdapterUse
 
 PROJECTION, ATTENTIONS = "image_proj.", "ip_adapter."
 """Starts of the names of a file's tensors."""
@@ -125,9 +126,9 @@ class IPAdapter(PictureAdapter):
         """See `PictureAdapter.read`."""
         return counted(lambda: self._read(inputs))
 
-    def condition(self, read: Mapping[str, KeyValue] | None, scale: float) -> IPAdapterCondition:
+    def condition(self, read: Mapping[str, KeyValue] | None, use: AdapterUse) -> IPAdapterCondition:
         """See `PictureAdapter.condition`."""
-        return IPAdapterCondition(self, read, scale)
+        return IPAdapterCondition(self, read, use.scale)
 
     def _read(self, inputs: PictureInputs) -> dict[str, KeyValue]:
         tokens = self.projection(self._encoded(inputs)[-inputs.branches :])

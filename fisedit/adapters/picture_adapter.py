@@ -14,6 +14,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from fisedit.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.base import UNetAdapter
     from fisedit.sparse.executor import Executor
     from fisedit.sparse.feature_cache import CachedFeatures
-    from fisedit.values import GenerationConfig
+    from fisedit.values import AdapterUse, GenerationConfig
 
     T = TypeVar("T")
 
@@ -81,13 +83,18 @@ class PictureAdapter(ABC):
         """
 
     @abstractmethod
-    def condition(self, read: Any, scale: float) -> UNetAdapter:
+    def condition(self, read: Any, use: AdapterUse) -> UNetAdapter:
         """The adapter at work.
 
         Args:
             read: of a picture; None where only layers or costs are needed.
-            scale: of its effects.
+            use: how it takes part; of a step that it covers.
         """
+
+    def check_use(self, use: AdapterUse) -> None:
+        """Raise InputError for a use that this kind does not have."""
+        if use.guess_mode:
+            raise InputError("guess_mode is for ControlNets; leave it out for other adapters")
 
     def is_recorded(self, features: CachedFeatures) -> bool:
         """Whether a sparse step over a step's features reads all that it has to of this adapter's layers."""

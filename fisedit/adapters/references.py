@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from fisedit.adapters.picture_adapter import CONTROL, REFERENCE, PictureInputs
 from fisedit.errors import AdapterError, InputError
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
-from fisedit.values import AdapterReference, check_scale
+from fisedit.values import AdapterReference, AdapterUse, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -40,12 +40,12 @@ class LoadedAdapter:
     Args:
         adapter: that reads pictures.
         source: where it came from.
-        scale: of new pictures.
+        use: of new pictures.
     """
 
     adapter: PictureAdapter
     source: str
-    scale: float
+    use: AdapterUse
 
 
 class References:
@@ -62,28 +62,28 @@ class References:
         self.pictures: dict[str, Image] = {}
         self._kept: OrderedDict[tuple[str, str, int, int, int], Any] = OrderedDict()
 
-    def load(self, adapter: PictureAdapter, source: str, scale: float) -> str:
+    def load(self, adapter: PictureAdapter, source: str, use: AdapterUse) -> str:
         """Load an adapter.
 
         Args:
             adapter: moved to the UNet's device and dtype.
             source: where it came from.
-            scale: of new pictures.
+            use: of new pictures.
 
         Returns:
             Its identity.
 
         Raises:
             AdapterError: it is loaded already, or was made for another UNet.
-            InputError: a scale out of range.
+            InputError: a use that this kind does not have.
         """
-        scale = check_scale(scale)
+        adapter.check_use(use)
         adapter.check_fit(self._pipe.unet)
         name = adapter.identity
         if name in self.adapters:
             raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
         adapter.match(self._pipe.unet)
-        self.adapters[name] = LoadedAdapter(adapter, source, scale)
+        self.adapters[name] = LoadedAdapter(adapter, source, use)
         return name
 
     def loaded(self, source: str) -> bool:
@@ -116,7 +116,8 @@ class References:
         """
         scale = check_scale(scale)
         for name in self._named(source):
-            self.adapters[name] = replace(self.adapters[name], scale=scale)
+            loaded = self.adapters[name]
+            self.adapters[name] = replace(loaded, use=replace(loaded.use, scale=scale))
 
     def _named(self, source: str | None) -> list[str]:
         named = [name for name, loaded in self.adapters.items() if source in (None, loaded.source, name)]
@@ -151,7 +152,7 @@ class References:
         upright = to_canvas(upright, upright.size)
         digest = hashlib.sha256(f"{upright.size}".encode() + upright.tobytes()).hexdigest()[:16]
         self.pictures[digest] = upright
-        return tuple(AdapterReference(name, loaded.scale, digest) for name, loaded in readers.items())
+        return tuple(AdapterReference(name, loaded.use, digest) for name, loaded in readers.items())
 
     def reads(self, entry: AdapterReference, argument: str) -> bool:
         """Whether a loaded adapter reads an entry's picture as this argument."""
@@ -178,22 +179,42 @@ class References:
         named = tuple(entries)
         adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
-        return SessionAssets({loaded.source: loaded.scale for loaded in adapters.values()}, pictures)
+        return SessionAssets({loaded.source: loaded.use for loaded in adapters.values()}, pictures)
 
-    def conditions(self, config: GenerationConfig, branches: int) -> tuple[UNetAdapter, ...]:
-        """The adapters of a config with what they read of its pictures; arguments and errors as in `prepare`."""
+    def conditions(self, config: GenerationConfig, branches: int, step: int) -> tuple[UNetAdapter, ...]:
+        """The adapters that take part in a config's step, with what they read of its pictures.
+
+        Args:
+            config: of the picture.
+            branches: guidance branches, 1 or 2.
+            step: its index.
+
+        Raises:
+            AdapterError, InputError: as in `prepare`.
+        """
         self.prepare(config, branches)
         return tuple(
-            self._adapter(one).condition(self._kept[_key(one, config, branches)], one.scale) for one in config.like
+            self._adapter(one).condition(self._kept[_key(one, config, branches)], one.use)
+            for one in config.like
+            if one.use.covers(step, config.num_timesteps)
         )
 
-    def unread_conditions(self, config: GenerationConfig) -> tuple[UNetAdapter, ...]:
-        """The adapters of a config without its pictures, for costs. Raises AdapterError where one is not loaded."""
-        return tuple(self._adapter(one).condition(None, one.scale) for one in config.like)
+    def unread_conditions(self, config: GenerationConfig) -> tuple[tuple[UNetAdapter, float], ...]:
+        """The adapters of a config without its pictures, for costs, and the share of the steps that each takes part in.
 
-    def are_recorded(self, config: GenerationConfig, features: CachedFeatures) -> bool:
-        """Whether a step's features were recorded with all adapters of a config."""
-        return all(self._adapter(one).is_recorded(features) for one in config.like)
+        Raises:
+            AdapterError: one is not loaded.
+        """
+        steps = config.num_timesteps
+        return tuple(
+            (self._adapter(one).condition(None, one.use), len(one.use.covered_steps(steps)) / steps)
+            for one in config.like
+        )
+
+    def are_recorded(self, config: GenerationConfig, features: Sequence[CachedFeatures]) -> bool:
+        """Whether features of all steps were recorded with all adapters of a config; the first steps tell."""
+        firsts = ((one, one.use.covered_steps(config.num_timesteps)[:1]) for one in config.like)
+        return all(self._adapter(one).is_recorded(features[step]) for one, first in firsts for step in first)
 
     def _adapter(self, entry: AdapterReference) -> PictureAdapter:
         """The adapter that an entry of `GenerationConfig.like` names. Raises AdapterError where it is not loaded."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fisedit.sparse.executor import ExtraSite
     from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.sparse_kernels.row_plan import SparsePlan
+    from fisedit.values import AdapterUse
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +109,9 @@ class RowColumnReader(PictureAdapter):
             maps = record_maps(unet, latents, text, tuple(self.adapter.channels))
             return self.adapter.read(maps), self._reading_macs(inputs)
 
-    def condition(self, read: Mapping[str, ReferenceKeys] | None, scale: float) -> ReferenceCondition:
+    def condition(self, read: Mapping[str, ReferenceKeys] | None, use: AdapterUse) -> ReferenceCondition:
         """See `PictureAdapter.condition`."""
-        return ReferenceCondition(self.adapter, read or {}, scale, self.identity)
+        return ReferenceCondition(self.adapter, read or {}, use.scale, self.identity)
 
     def is_recorded(self, features: CachedFeatures) -> bool:
         """See `PictureAdapter.is_recorded`."""

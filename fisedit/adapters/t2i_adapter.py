@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.adapters.picture_adapter import PictureInputs
+    from fisedit.values import AdapterUse
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,6 @@ class T2IAdapterReader(PictureAdapter):
         pixels = levels.permute(2, 0, 1)[None].to(network.device, network.dtype)
         return counted(lambda: network(pixels))
 
-    def condition(self, read: Sequence[Tensor] | None, scale: float) -> T2IAdapterCondition:
+    def condition(self, read: Sequence[Tensor] | None, use: AdapterUse) -> T2IAdapterCondition:
         """See `PictureAdapter.condition`."""
-        return T2IAdapterCondition(read or (), scale)
+        return T2IAdapterCondition(read or (), use.scale)

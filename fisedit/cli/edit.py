@@ -59,6 +59,9 @@ def generate(
     clip_skip: opt.ClipSkip = 0,
     adapter: opt.Adapter = None,
     adapter_scale: opt.AdapterScale = None,
+    control_guidance_start: opt.ControlStart = 0.0,
+    control_guidance_end: opt.ControlEnd = 1.0,
+    guess_mode: opt.GuessMode = False,
     image_encoder: opt.ImageEncoder = None,
     reference: opt.Reference = None,
     control: opt.Control = None,
@@ -136,6 +139,9 @@ def edit(
     probe_steps: opt.ProbeSteps = None,
     adapter: opt.Adapter = None,
     adapter_scale: opt.AdapterScale = None,
+    control_guidance_start: opt.ControlStart = 0.0,
+    control_guidance_end: opt.ControlEnd = 1.0,
+    guess_mode: opt.GuessMode = False,
     image_encoder: opt.ImageEncoder = None,
     reference: opt.Reference = None,
     control: opt.Control = None,
@@ -380,8 +386,9 @@ def _load_pictures(context: typer.Context, editor: Editor) -> dict[str, Image | 
     sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
     if len(scales) not in (1, len(sources)):
         raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")
+    names = ("control_guidance_start", "control_guidance_end", "guess_mode", "image_encoder", "local_files_only")
     for i, source in enumerate(sources):
-        own = {"image_encoder": given["image_encoder"], "local_files_only": given["local_files_only"]}
+        own = {name: given[name] for name in names}
         editor.load_adapter(source, scales[i % len(scales)], **own)
     pictures = {name: _read_image(given[name]) for name in ("reference", "control")}
     return {name: picture.image if picture else None for name, picture in pictures.items()}

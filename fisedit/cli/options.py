@@ -148,6 +148,15 @@ AdapterScale = Annotated[
     list[float] | None,
     Option(metavar="<float>", help="Weight of the adapters, one for all or one for each; 1 without."),
 ]
+ControlStart = Annotated[
+    float, Option("--control-guidance-start", metavar="<float>", help="Share of the steps before which adapters rest.")
+]
+ControlEnd = Annotated[
+    float, Option("--control-guidance-end", metavar="<float>", help="Share of the steps after which adapters rest.")
+]
+GuessMode = Annotated[
+    bool, Option("--guess-mode", help="ControlNets take part in the branch with the prompt alone, and more faintly.")
+]
 ImageEncoder = Annotated[Path | None, Option(help="Image encoder of an IP-Adapter, if it is not beside its file.")]
 Reference = Annotated[Path | None, Option(help="Picture whose appearance is taken; needs an --adapter.")]
 Control = Annotated[Path | None, Option(help="Picture that says where things are; needs a --control-net or the like.")]

@@ -110,9 +110,17 @@ class Engine:
         if self.executor.refresh():
             self.references.forget()
 
-    def conditioning(self, config: GenerationConfig) -> AdapterStack | None:
-        """A config's adapters with what they read of its references, or None. Raises AdapterError without them."""
-        return AdapterStack(self.references.conditions(config, self.batch(config))) if config.like else None
+    def conditioning(self, config: GenerationConfig, step: int) -> AdapterStack | None:
+        """The adapters of a config's step with what they read of its references, or None.
+
+        Args:
+            config: of the picture.
+            step: its index.
+
+        Raises:
+            AdapterError: one is missing.
+        """
+        return AdapterStack(self.references.conditions(config, self.batch(config), step)) if config.like else None
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
         """What evaluations and decodes of a config cost.
@@ -129,13 +137,14 @@ class Engine:
         return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
-        """MACs of one branch of a step's adapters; of a dense step without a plan."""
-        adapters = AdapterStack(self.references.unread_conditions(config))
-        return adapters.macs(self.pipe.unet, self.grids(config), plan, recorded=recorded)
+        """MACs of one branch of a step's adapters, in the mean over steps; of a dense step without a plan."""
+        arguments = self.pipe.unet, self.grids(config), plan
+        shares = self.references.unread_conditions(config)
+        return round(sum(share * adapter.macs(*arguments, recorded=recorded) for adapter, share in shares))
 
     def has_adapter_features(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
         """Whether a trajectory's features include those of a config's adapters."""
-        return self.references.are_recorded(config, trajectory.features[0])
+        return self.references.are_recorded(config, trajectory.features)
 
     def unconditional(self, source: Trajectory, config: GenerationConfig, text: Tensor, step: int) -> Tensor | None:
         """The source's unconditional prediction of a step, if it is valid for an edit; that of step 0 alone is.
@@ -453,7 +462,7 @@ class Engine:
             injected_text_keys=self._injected_keys(source, edit),
             injected_steps=edit.injection.steps if edit.injection else 0,
             guidance=self._guidance(edit.config),
-            extra_layers=self.conditioning(edit.config),
+            extra_layers=partial(self.conditioning, edit.config) if edit.config.like else None,
             budget=self.budget,
             has_dense_steps=DENSE_STEP in edit.dilation[edit.start :],
         )
@@ -531,7 +540,7 @@ class Engine:
                 callback(i, steps, sampler.estimate)
             x, timestep_cond = self._inputs(sampler, config, path[-1], t, source.inpaint_inputs)
             inputs = UNetInputs(x, t, text, timestep_cond)
-            raw = self.executor.run_unrecorded(inputs, self.conditioning(config))
+            raw = self.executor.run_unrecorded(inputs, self.conditioning(config, i))
             path.append(sampler.step(apply_guidance(raw, self._guidance(config)), t, path[-1]))
         return path
 
@@ -548,7 +557,9 @@ class Engine:
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
         x, timestep_cond = self._inputs(sampler, config, path[-1], t, source.inpaint_inputs)
-        return self.executor.run_dense(x[-1:], t, text[-1:], {}, queries, timestep_cond, self.conditioning(config))[1]
+        return self.executor.run_dense(
+            x[-1:], t, text[-1:], {}, queries, timestep_cond, self.conditioning(config, step)
+        )[1]
 
     def row_plan(self, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None = None) -> SparsePlan:
         """The plan that computes a dilated mask.
@@ -586,7 +597,7 @@ class Engine:
             )
         else:
             raw, features = self.executor.run_dense(
-                x, t, text, trajectory.text_keys, queries, timestep_cond, self.conditioning(config)
+                x, t, text, trajectory.text_keys, queries, timestep_cond, self.conditioning(config, i)
             )
         if i == 0 and self.guided(config):
             trajectory.unconditional = text[:1], raw[:1]

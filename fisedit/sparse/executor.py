@@ -90,6 +90,9 @@ class SideNetwork(Protocol):
     def inputs(self, take: TakeMap) -> list[Replacement]:
         """Modules that give what was computed before the first step; argument as in `ExtraLayers.residuals`."""
 
+    def text(self, text: Tensor) -> Tensor:
+        """The items of the UNet's text [B, T, D] that it reads."""
+
     def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
         """Call diffusers' own forward: maps for the UNet's skips, and for its middle."""
 
@@ -262,7 +265,7 @@ class Executor:
             if not is_recorded(network.sites, overlay.parent):
                 maps = _run_network(network, network.inputs(_whole), inputs)
                 return [rows.take(each, level) for each, level in zip(maps, network.levels, strict=True)]
-            project_text(network.sites, text, text_keys)
+            project_text(network.sites, network.text(text), text_keys)
             return _run_network(network, [*network.blocks.replacements(rows), *network.inputs(rows.take)], inputs)
 
         return rows_of(self._run(replacements, inputs, extra_layers, run_network, rows)), rows.overlay

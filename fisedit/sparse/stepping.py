@@ -7,7 +7,7 @@ fails or differs, everything goes on eagerly with a warning. Knows steps and pla
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class SparseEdit:
         injected_text_keys: keys and values of the first `injected_steps` steps.
         injected_steps: so many first steps attend as the source did (attention injection).
         guidance: scale of classifier-free guidance, None where one branch runs.
-        extra_layers: layers added to the UNet, or None.
+        extra_layers: gives the layers that are added to the UNet in a step; or None.
         budget: bytes of gathered features that may stay on the device; None is no limit.
         has_dense_steps: dense steps run in between.
     """
@@ -58,7 +58,7 @@ class SparseEdit:
     injected_text_keys: dict[str, Tensor]
     injected_steps: int
     guidance: float | None
-    extra_layers: ExtraLayers | None = None
+    extra_layers: Callable[[int], ExtraLayers | None] | None = None
     budget: int | None = None
     has_dense_steps: bool = False
 
@@ -129,7 +129,7 @@ class SparseSteps:
                 FeatureOverlay(edit.features[i], edit.plans[i]),
                 timestep_cond,
                 inject_attention=edit.injects(i),
-                extra_layers=edit.extra_layers,
+                extra_layers=edit.extra_layers(i) if edit.extra_layers else None,
             )
             rows = apply_guidance(rows, edit.guidance)
             predictions.append(scatter(edit.predictions[i], edit.plans[i].levels[0].active, rows))

@@ -349,7 +349,7 @@ def _mask_entry(mask: EditMask) -> dict[str, Any]:
 
 def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
     """The key "like", left out if empty, so that older versions can read the origin."""
-    return {"like": [asdict(reference) for reference in like]} if like else {}
+    return {"like": [reference.as_dict() for reference in like]} if like else {}
 
 
 def _parse_json(text: str) -> Origin:

@@ -22,12 +22,14 @@ from fisedit.values import (
     MAX_DILATION,
     MAX_PROMPT_CHARS,
     STEPS,
+    AdapterUse,
     EditStats,
     GenerationConfig,
     MaskSource,
     SchedulerName,
     config_to_dict,
     is_unicode,
+    make_adapter_use,
     make_generation_config,
     num_timesteps,
 )
@@ -118,7 +120,7 @@ class SessionIndex:
         model: Name or path of the model.
         dtype: Precision to load it in.
         current: Id of the result that the next edit begins with.
-        adapters: Path or hub id of an adapter -> its scale.
+        adapters: Path or hub id of an adapter -> how it takes part.
         references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
         results: Parents before their children.
         digest: SHA-256 of the text.
@@ -128,7 +130,7 @@ class SessionIndex:
     model: str
     dtype: str
     current: str
-    adapters: Mapping[str, float]
+    adapters: Mapping[str, AdapterUse]
     references: Mapping[str, str] | None
     results: tuple[ResultEntry, ...]
     digest: str
@@ -411,9 +413,16 @@ def _stats(value: Any) -> EditStats:
     return EditStats(**_fields(value, _STATS, optional=optional_fields))
 
 
-def _adapters(value: Any) -> dict[str, float]:
-    checks = {"source": _text(_MAX_TEXT), "scale": _number(-10, 10)}
-    return {one["source"]: one["scale"] for one in _tuple(lambda one: _fields(one, checks), _MAX_ITEMS)(value)}
+def _flag(value: Any) -> bool:
+    _require(isinstance(value, bool))
+    return bool(value)
+
+
+def _adapters(value: Any) -> dict[str, AdapterUse]:
+    usual: Mapping[str, Check] = {"control_guidance_start": _SHARE, "control_guidance_end": _SHARE, "guess_mode": _flag}
+    checks: Mapping[str, Check] = {"source": _text(_MAX_TEXT), "scale": _number(-10, 10), **usual}
+    found = _tuple(lambda one: _fields(one, checks, optional=usual.keys()), _MAX_ITEMS)(value)
+    return {one.pop("source"): make_adapter_use(**one) for one in found}
 
 
 def _files(value: Any) -> Mapping[str, str]:

@@ -28,7 +28,7 @@ from fisedit.storage.session_index import (
     decode_index,
     file_name,
 )
-from fisedit.values import LATENT_FACTOR, EditMask, EditScript, soft_levels
+from fisedit.values import LATENT_FACTOR, AdapterUse, EditMask, EditScript, soft_levels
 
 Diff = Callable[[str, str, str], EditScript]
 """(model, prompt before, prompt after) -> what changes."""
@@ -41,11 +41,11 @@ class SessionAssets:
     """What the results of a session refer to.
 
     Args:
-        adapters: Path or hub id of an adapter -> its scale.
+        adapters: Path or hub id of an adapter -> how it takes part.
         references: Digest of a reference image -> the image.
     """
 
-    adapters: Mapping[str, float]
+    adapters: Mapping[str, AdapterUse]
     references: Mapping[str, Image.Image]
 
 

@@ -209,7 +209,7 @@ class SessionStore:
                 **({"vae": contents.vae} if contents.vae else {}),
                 "dtype": contents.dtype,
                 "current": contents.history.current.id,
-                "adapters": [{"source": name, "scale": scale} for name, scale in contents.assets.adapters.items()],
+                "adapters": [{"source": name, **use.as_dict()} for name, use in contents.assets.adapters.items()],
                 "references": {name: write(f"reference-{name}", ".png", _encode(image)) for name, image in references},
                 "results": [
                     session_index.make_entry(

@@ -10,10 +10,11 @@ from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.control_net import ControlNetReader
-from fisedit.errors import AdapterError
+from fisedit.errors import AdapterError, InputError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
+from fisedit.values import AdapterUse
 from tests.support import oracle
 from tests.support.adapters import filled
 from tests.support.edits import CAT, DOG, pixels_outside
@@ -48,7 +49,7 @@ def editor(pipe, tmp_path):
     return editor
 
 
-def of_diffusers(pipe, networks, prompt, picture, scale, guidance=7.5):
+def of_diffusers(pipe, networks, prompt, picture, scale, guidance=7.5, steps=3, **options):
     """Latents after every step [N, 4, h, w]."""
     own = StableDiffusionControlNetPipeline(**pipe.components, controlnet=networks, requires_safety_checker=False)
     own.set_progress_bar_config(disable=True)
@@ -56,13 +57,14 @@ def of_diffusers(pipe, networks, prompt, picture, scale, guidance=7.5):
     own(
         prompt,
         image=picture,
-        num_inference_steps=3,
+        num_inference_steps=steps,
         guidance_scale=guidance,
         controlnet_conditioning_scale=scale,
         generator=torch.Generator().manual_seed(7),
         height=128,
         width=128,
         callback_on_step_end=lambda _, __, ___, state: path.append(state["latents"]) or state,
+        **options,
     )
     return torch.cat(path)
 
@@ -97,8 +99,63 @@ def test_several_add_up(pipe, editor, tmp_path):
     assert oracle.deviation(latents(editor, result), expected) <= 1e-4
 
 
+USES = {
+    "start": {"control_guidance_start": 0.4},
+    "end": {"control_guidance_end": 0.6},
+    "guess mode": {"guess_mode": True},
+    "all": {"control_guidance_start": 0.2, "control_guidance_end": 0.8, "guess_mode": True},
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
+def test_it_takes_part_in_the_steps_and_branches_that_diffusers_has(pipe, tmp_path, use, guidance):
+    network(pipe).save_pretrained(tmp_path / "control")
+    editor = Editor(pipe, model="demo")
+    editor.load_adapter(tmp_path / "control", 0.7, **use)
+    options = {"num_inference_steps": 5, "guidance_scale": guidance}
+    source = editor.generate(CAT, control=RED, **QUICK | options)
+    expected = of_diffusers(pipe, network(pipe), CAT, RED, 0.7, guidance, steps=5, **use)
+    assert oracle.deviation(latents(editor, source), expected) <= 1e-4
+    for control in (None, BLUE):
+        editor.checkout(source.id)
+        whole = editor.edit(DOG, mask=np.ones((16, 16), bool), control=control)
+        expected = of_diffusers(pipe, network(pipe), DOG, control or RED, 0.7, guidance, steps=5, **use)
+        assert oracle.deviation(latents(editor, whole), expected) <= 1e-4
+    editor.checkout(source.id)
+    part = editor.edit(DOG, mask=SQUARE, control=BLUE)
+    assert pixels_outside(part, source)
+
+
+def test_steps_without_it_cost_nothing(pipe, tmp_path):
+    network(pipe).save_pretrained(tmp_path / "control")
+    macs = []
+    for use in ({}, {"control_guidance_end": 0.5}, {"guess_mode": True}):
+        editor = Editor(pipe, model="demo")
+        plain = editor.generate(CAT, **QUICK | {"num_inference_steps": 4}).stats.macs
+        editor.load_adapter(tmp_path / "control", **use)
+        macs.append(editor.generate(CAT, control=RED, **QUICK | {"num_inference_steps": 4}).stats.macs - plain)
+    reading = 2 * macs[1] - macs[0]  # the control picture, once
+    assert 0 < reading < macs[0]
+    assert macs[2] - reading == pytest.approx((macs[0] - reading) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        ({"control_guidance_start": -0.1}, "control_guidance_start must be a share of the steps, 0 to 1, got -0.1"),
+        ({"control_guidance_end": "1"}, "control_guidance_end must be a share of the steps, 0 to 1, got '1'"),
+        ({"control_guidance_start": 0.5, "control_guidance_end": 0.5}, "must be less than control_guidance_end"),
+        ({"guess_mode": 1}, "guess_mode must be True or False, got 1"),
+    ],
+)
+def test_uses_out_of_range(editor, tmp_path, use, message):
+    with pytest.raises(InputError, match=message):
+        editor.load_adapter(tmp_path / "control", **use)
+
+
 class Case:
-    def __init__(self, pipe, batch):
+    def __init__(self, pipe, batch, *, guess_mode=False):
         mask = np.zeros((16, 16), bool)
         mask[3:7, 2:6] = mask[10:12, 9:14] = True
         self.unet, self.inside, make = pipe.unet, torch.from_numpy(mask), torch.Generator().manual_seed(0)
@@ -108,7 +165,8 @@ class Case:
         self.picture = torch.rand(1, 3, 128, 128, generator=make)
         self.reader, self.executor = ControlNetReader(network(pipe)), Executor(pipe.unet)
         self.map = self.reader.model.controlnet_cond_embedding(self.picture)
-        self.stack = AdapterStack([self.reader.condition(self.map, 0.7)])
+        self.stack = AdapterStack([self.reader.condition((self.map, batch), AdapterUse(0.7, guess_mode=guess_mode))])
+        self.guess_mode = guess_mode
         self.plan = make_row_plan(mask, self.executor.num_levels)
 
     def record(self, stack):
@@ -119,8 +177,14 @@ class Case:
         return self.executor.run_sparse(self.edited, T, self.texts[1], {}, overlay, extra_layers=stack)[0]
 
     def control(self, latents, text):
-        picture = self.picture.expand(len(latents), -1, -1, -1)
-        return self.reader.model(latents, T, text, picture, conditioning_scale=0.7, return_dict=False)
+        left_out = len(latents) // 2 if self.guess_mode else 0
+        latents, text = latents[left_out:], text[left_out:]
+        options = {"conditioning_scale": 0.7, "guess_mode": self.guess_mode, "return_dict": False}
+        skips, middle = self.reader.model(latents, T, text, self.picture.expand(len(latents), -1, -1, -1), **options)
+        if not left_out:
+            return skips, middle
+        *skips, middle = (torch.cat([torch.zeros_like(each), each]) for each in (*skips, middle))
+        return skips, middle
 
     def expected(self, *, recorded):
         """The oracle's prediction: the network mixed like the UNet, or without a record of it whole."""
@@ -187,11 +251,13 @@ class adding:  # noqa: N801 (a context)
 
 
 @pytest.mark.usefixtures("no_grad")
-@pytest.mark.parametrize("batch", [2, 1], ids=["guided", "unguided"])
+@pytest.mark.parametrize(
+    ("batch", "guess_mode"), [(2, False), (1, False), (2, True)], ids=["guided", "unguided", "guess mode"]
+)
 @pytest.mark.parametrize("recorded", [True, False], ids=["with", "without"])
-def test_a_sparse_step_is_the_mixed_forward(pipe, batch, recorded):
+def test_a_sparse_step_is_the_mixed_forward(pipe, batch, guess_mode, recorded):
     """E4, over a source with the network or without."""
-    case = Case(pipe, batch)
+    case = Case(pipe, batch, guess_mode=guess_mode)
     rows = case.replay(case.record(case.stack if recorded else None), case.stack)
     assert oracle.deviation(rows, case.rows(case.expected(recorded=recorded))) <= 1e-4
 
@@ -228,13 +294,17 @@ def test_an_edit_follows_its_control_inside_its_mask_alone(editor):
 
 
 def test_a_session_keeps_it(editor, tmp_path):
-    editor.generate(CAT, control=RED, **QUICK)
+    editor.unload_adapter()
+    editor.load_adapter(tmp_path / "control", 0.7, control_guidance_end=0.7, guess_mode=True)
+    source = editor.generate(CAT, control=RED, **QUICK)
     before = editor.edit(DOG, mask=SQUARE)
     editor.save(tmp_path / "session")
     again = Editor(editor.pipe, model="demo")
     again.load(tmp_path / "session")
+    assert again.history[0].config.like == source.config.like
     again.undo()
     assert np.array_equal(pixels(again.edit(DOG, mask=SQUARE)), pixels(before))
+    assert again.generate(CAT, control=RED, **QUICK).config.like == source.config.like
 
 
 def test_networks_that_do_not_fit(pipe, pipelines, tmp_path):
