@@ -225,6 +225,8 @@ class EditPipeline:
         config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
         script = self.diff(parent.prompt, prompt)
         restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
+        if region.reads_words and (changed := self._changed_control(parent, config)) is not None:
+            region = changed if region.is_default and script.kind is EditKind.IDENTICAL else region | changed
         return EditRequest(
             config,
             script,
@@ -238,6 +240,13 @@ class EditPipeline:
             verify=verify,
             on_step=on_step,
         )
+
+    def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
+        """Where a config's control pictures differ from those of the edited picture, a cell around it too."""
+        if config.crop is not None:
+            return None
+        changed = self.engine.references.changed_control(parent.config.like, config.like, parent.size)
+        return None if changed is None else Region.mask(changed).grow(1)
 
     def _with_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> GenerationConfig:
         """A config with the textual inversions that its prompts and further ones name."""

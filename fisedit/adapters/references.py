@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import PIL.Image
+from scipy.ndimage import binary_fill_holes
 
 from fisedit.adapters.picture_adapter import CONTROL, REFERENCE, PictureInputs
 from fisedit.errors import AdapterError, InputError
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from fisedit.sparse.executor import Executor
     from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.values import GenerationConfig
+
+_SAME_LEVEL = 16
+"""Levels of 255 up to which pixels of two control pictures are alike."""
 
 _KEPT = 4
 """Readings of pictures that stay in memory, the last ones used."""
@@ -157,6 +162,29 @@ class References:
     def reads(self, entry: AdapterReference, argument: str) -> bool:
         """Whether a loaded adapter reads an entry's picture as this argument."""
         return entry.adapter in self.adapters and self.adapters[entry.adapter].adapter.argument == argument
+
+    def changed_control(
+        self, before: Sequence[AdapterReference], after: Sequence[AdapterReference], size: tuple[int, int]
+    ) -> Image | None:
+        """Where the control pictures of two configs differ.
+
+        Args:
+            before: entries of `GenerationConfig.like`.
+            after: entries of another one.
+            size: width and height of the picture in pixels.
+
+        Returns:
+            Mode L, white where they differ, with what their differences enclose; None where no adapter reads another
+            control than before, or had none.
+        """
+        old = {entry.adapter: entry.reference for entry in before if self.reads(entry, CONTROL)}
+        changed = np.zeros(size[::-1], bool)
+        for entry in after:
+            names = old.get(entry.adapter), entry.reference
+            if names[0] != names[1] and all(name in self.pictures for name in names):
+                first, second = (np.asarray(to_canvas(self.pictures[str(name)], size), np.int16) for name in names)
+                changed |= np.abs(first - second).max(-1) > _SAME_LEVEL
+        return PIL.Image.fromarray(binary_fill_holes(changed)) if changed.any() else None
 
     def prepare(self, config: GenerationConfig, branches: int) -> int:
         """Read the references of a config that were not read yet.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
+from PIL import Image
 
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
@@ -315,3 +316,31 @@ def test_networks_that_do_not_fit(pipe, pipelines, tmp_path):
         editor.load_adapter(tmp_path / "other")
     with pytest.raises(AdapterError, match="a control needs a control adapter"):
         editor.generate(CAT, control=RED, **QUICK)
+
+
+def moved(left):
+    """A control picture with one bright square."""
+    levels = np.zeros((128, 128, 3), np.uint8)
+    levels[40:72, left : left + 32] = 255
+    return Image.fromarray(levels)
+
+
+@pytest.mark.parametrize("prompt", [CAT, DOG], ids=["same words", "other words"])
+def test_what_changed_in_the_control_is_edited(editor, prompt):
+    source = editor.generate(CAT, control=moved(16), **QUICK)
+    result = editor.edit(prompt, control=moved(24))
+    rows, columns = np.flatnonzero(result.mask.grid.any(1)), np.flatnonzero(result.mask.grid.any(0))
+    if prompt == CAT:  # the strips that were left and entered, and a cell around them
+        assert (rows.min(), rows.max(), columns.min(), columns.max()) == (4, 9, 1, 7)
+    assert result.mask.grid[4:10, 1:4].all() and result.mask.grid[4:10, 5:8].all()
+    assert pixels_outside(result, source) and not np.array_equal(pixels(result), pixels(source))
+
+
+def test_a_given_mask_stays_as_it_is(editor):
+    editor.generate(CAT, control=moved(16), **QUICK)
+    assert np.array_equal(editor.edit(DOG, mask=SQUARE, control=moved(24)).mask.grid, SQUARE)
+
+
+def test_the_same_control_changes_nothing(editor):
+    source = editor.generate(CAT, control=moved(16), **QUICK)
+    assert np.array_equal(pixels(editor.edit(CAT, control=moved(16))), pixels(source))
