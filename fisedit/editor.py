@@ -789,6 +789,8 @@ class Editor:
         width: int | None = None,
         height: int | None = None,
         clip_skip: int = 0,
+        reference: Image | None = None,
+        control: Image | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
@@ -815,10 +817,14 @@ class Editor:
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
             height: of the canvas in pixels, divisible by 8; None for what suits the model.
             clip_skip: as in `generate`.
+            reference: as in `generate`; edits then read what was recorded of it.
+            control: as in `generate`, such as the picture's own edges (`fisedit.adapters.control_pictures.canny`); one
+                of the picture's size is cut as the picture is.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
-            PromptError, InputError: an argument out of range. NumericsError: the model produced NaN.
+            PromptError, InputError: an argument out of range. NumericsError: the model produced NaN. AdapterError: no
+            loaded adapter reads the reference or control.
         """
         original = to_editable(picture)
         if extend is not None:
@@ -835,11 +841,19 @@ class Editor:
             width=width,
             height=height,
             clip_skip=clip_skip,
+            pictures={REFERENCE: reference, CONTROL: control},
             on_step=on_step,
         )
 
     def _open(
-        self, picture: Image, prompt: str | None, *, crop: Box | None, on_step: OnStep | None, **settings: Any
+        self,
+        picture: Image,
+        prompt: str | None,
+        *,
+        crop: Box | None,
+        on_step: OnStep | None,
+        pictures: Mapping[str, Image | None] | None = None,
+        **settings: Any,
     ) -> EditResult:
         """Open an upright picture, or a part of it."""
         left, top, right, bottom = crop or (0, 0, *picture.size)
@@ -851,7 +865,10 @@ class Editor:
             settings[name] = side if settings[name] is None else settings[name]
         words = "" if prompt is None else check_prompt(prompt)
         config = make_generation_config(words, scheduler="ddim", crop=crop, **settings)
-        request = self._pipeline.request_source(config, picture=picture, on_step=on_step)
+        read = dict(pictures or {})
+        if crop is not None and (control := read.get(CONTROL)) is not None and control.size == picture.size:
+            read[CONTROL] = control.crop(crop)
+        request = self._pipeline.request_source(config, picture=picture, on_step=on_step, **read)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 

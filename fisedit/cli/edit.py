@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from fisedit.adapters.control_pictures import CANNY, canny
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
@@ -93,7 +94,8 @@ def generate(
         editor = Editor.from_pretrained(
             model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
-        pictures = _load_pictures(context, editor)
+        _load_adapters(context, editor)
+        pictures = _read_pictures(context)
         with profiling(editor, shown=profile, trace=trace) as layers:
             editor.generate(
                 prompt,
@@ -186,7 +188,7 @@ def edit(
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
-        areas |= _load_pictures(context, editor)
+        areas |= _read_pictures(context)
         with profiling(editor, shown=profile, trace=trace) as layers:
             _edit(context, editor, areas, on_step)
     if preview:
@@ -294,6 +296,8 @@ def _check_prompt(context: typer.Context) -> None:
             raise InputError(f"--{option} has no use for --{name}; leave it out")
     if "erase" in explicit and not set(_MARKS) & explicit:
         raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
+    if _is_canny(context.params["control"]) and "picture" not in explicit:
+        raise InputError("--control canny is of a --picture, got none; give a control picture's file")
     if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
         raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
     if context.params["extend"] is not None:
@@ -380,8 +384,8 @@ def _read_image(path: Path | None) -> DecodedImage | None:
     return decode(read_bytes(path), f"picture {path}")
 
 
-def _load_pictures(context: typer.Context, editor: Editor) -> dict[str, Image | None]:
-    """Load the adapters, and the pictures that they read, if given."""
+def _load_adapters(context: typer.Context, editor: Editor) -> None:
+    """Load the adapters that are given."""
     given = context.params
     sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
     if len(scales) not in (1, len(sources)):
@@ -390,8 +394,18 @@ def _load_pictures(context: typer.Context, editor: Editor) -> dict[str, Image | 
     for i, source in enumerate(sources):
         own = {name: given[name] for name in names}
         editor.load_adapter(source, scales[i % len(scales)], **own)
-    pictures = {name: _read_image(given[name]) for name in ("reference", "control")}
+
+
+def _read_pictures(context: typer.Context) -> dict[str, Image | None]:
+    """The pictures that adapters read, if given; edges are those of the source, which was opened with them."""
+    given = context.params
+    paths = {name: None if _is_canny(given[name]) else given[name] for name in ("reference", "control")}
+    pictures = {name: _read_image(path) for name, path in paths.items()}
     return {name: picture.image if picture else None for name, picture in pictures.items()}
+
+
+def _is_canny(path: Path | None) -> bool:
+    return path is not None and str(path) == CANNY and not path.exists()
 
 
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:
@@ -413,11 +427,16 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
     given = context.params
     place = {name: given[name] for name in ("device", "dtype", "local_files_only", "cache_dtype")}
     if given["session"] is not None and opened is None:
-        return Editor.resume(Path(given["session"]), **place)
+        editor = Editor.resume(Path(given["session"]), **place)
+        _load_adapters(context, editor)
+        return editor
     if given["origin"] is not None and opened is not None:
         model = given["model"] if "model" in _options_given(context) else None
-        return Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
+        editor = Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
+        _load_adapters(context, editor)
+        return editor
     editor = Editor.from_pretrained(given["model"], vae=given["vae"], **place)
+    _load_adapters(context, editor)
     config = {name: given[name] for name in _CONFIG}
     if opened is None:
         editor.generate(given["source_prompt"], on_step=on_step, **config)
@@ -430,6 +449,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
         local = given["local_files_only"]
         caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
     parts = {"region": region, "context": given["context_ratio"], "inversion": given["inversion"]}
+    parts |= {"control": canny(opened.image)} if _is_canny(given["control"]) else {}
     editor.open(opened.image, caption, on_step=on_step, **parts, **config)
     return editor
 

@@ -159,7 +159,13 @@ GuessMode = Annotated[
 ]
 ImageEncoder = Annotated[Path | None, Option(help="Image encoder of an IP-Adapter, if it is not beside its file.")]
 Reference = Annotated[Path | None, Option(help="Picture whose appearance is taken; needs an --adapter.")]
-Control = Annotated[Path | None, Option(help="Picture that says where things are; needs a --control-net or the like.")]
+Control = Annotated[
+    Path | None,
+    Option(
+        help="Picture that says where things are, or canny for the edges of the picture that is opened; needs a "
+        "--control-net or the like.",
+    ),
+]
 Structure = Annotated[float, Option(help="0 to 1: how long what is inside the mask keeps its structure.")]
 Verify = Annotated[
     bool, Option(help="Check once whether the change reaches beyond the mask, and dilate the mask then.")
