@@ -35,7 +35,7 @@ from fisedit.batch.values import (
 )
 from fisedit.errors import InputError
 from fisedit.integrations import mask_providers
-from fisedit.models.paths import model_digest
+from fisedit.models.paths import expand_home, model_digest
 from fisedit.storage import files
 from fisedit.values import check_quality, make_generation_config
 
@@ -120,13 +120,20 @@ def run_batch(
 
 
 def _model_identity(settings: BatchSettings) -> str:
-    """Of the model's files, and of those of what detects things, as far as they are here."""
-    own, detect = model_digest(settings.model, local_files_only=settings.local_files_only), Path(settings.detect)
-    if settings.detect and detect.is_dir():
-        return f"{own} {model_digest(settings.detect, local_files_only=True)}"
-    if settings.detect and detect.is_file():
-        return f"{own} {sha256(detect.read_bytes()).hexdigest()}"
-    return own
+    """Of the model's files, and of those of what detects things and of adapters, as far as they are here."""
+    own, adapters = model_digest(settings.model, local_files_only=settings.local_files_only), settings.adapters
+    beside = [settings.detect]
+    if adapters is not None:
+        beside += [*adapters.sources, adapters.image_encoder, adapters.reference, adapters.control]
+    return " ".join([own, *(digest for name in beside if (digest := _file_identity(name)))])
+
+
+def _file_identity(name: str) -> str:
+    """Of a folder's or a file's contents; "" where there is none."""
+    path = expand_home(name)
+    if name and path.is_dir():
+        return model_digest(path, local_files_only=True)
+    return sha256(path.read_bytes()).hexdigest() if name and path.is_file() else ""
 
 
 def _plan(job: BatchJob, settings: BatchSettings) -> BatchPlan:

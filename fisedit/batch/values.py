@@ -7,6 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fisedit.values import AdapterUse
 
 
 class OutputFormat(StrEnum):
@@ -71,6 +75,25 @@ class BatchJob:
 
 
 @dataclass(frozen=True)
+class BatchAdapters:
+    """Adapters of every edit, and the pictures that they read.
+
+    Args:
+        sources: Of the adapters, as `Editor.load_adapter` takes them.
+        uses: How each takes part.
+        image_encoder: Folder of an IP-Adapter's image encoder, "" for the one beside its file.
+        reference: File of the picture whose look is taken, or "".
+        control: File of the picture that says where things are, "canny" for the edges of each input, or "".
+    """
+
+    sources: tuple[str, ...]
+    uses: tuple[AdapterUse, ...]
+    image_encoder: str = ""
+    reference: str = ""
+    control: str = ""
+
+
+@dataclass(frozen=True)
 class BatchSettings:
     """The model and the options of every edit, as `Editor.from_pretrained` and `Editor.open` take them.
 
@@ -89,6 +112,7 @@ class BatchSettings:
         labels: Of the things to edit; () for all.
         threshold: Score from which a thing counts, 0 to 1.
         instance: "all", "largest", or the number of one thing, counted from the left and from 0.
+        adapters: That condition every edit by pictures, or None.
     """
 
     model: str = "demo"
@@ -105,6 +129,7 @@ class BatchSettings:
     labels: tuple[str, ...] = ()
     threshold: float = 0.5
     instance: str = "all"
+    adapters: BatchAdapters | None = None
 
 
 @dataclass(frozen=True)

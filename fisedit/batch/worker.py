@@ -17,7 +17,8 @@ import torch
 from diffusers.models.attention_processor import SlicedAttnProcessor
 from PIL import Image
 
-from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
+from fisedit.adapters.control_pictures import CANNY, canny
+from fisedit.batch.values import BatchAdapters, BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
 from fisedit.integrations.mask_providers import ALPHA, find, open_provider
@@ -81,6 +82,11 @@ class BatchWorker:
         self._settings = settings
         self._loaded = self._pipe = self._load(settings.device, settings.dtype)
         self._source: _OpenedSource | None = None
+        self._base: Editor | None = None
+        self._pictures: dict[str, Image.Image] = {}
+        if settings.adapters is not None:
+            self._new_editor()
+            self._pictures = _read_pictures(settings.adapters)
         self._provider: MaskProvider | None = None
         if settings.detect:
             self._provider = open_provider(
@@ -175,6 +181,22 @@ class BatchWorker:
         local = self._settings.local_files_only
         return Editor.from_pretrained(self._settings.model, device=device, dtype=dtype, local_files_only=local).pipe
 
+    def _new_editor(self) -> Editor:
+        """An editor with features of its own; the model and adapters are shared."""
+        adapters, settings = self._settings.adapters, self._settings
+        if adapters is None:
+            return Editor(self._pipe, model=settings.model)
+        if self._base is None or self._base.pipe is not self._pipe:
+            base = Editor(self._pipe, model=settings.model)
+            own: dict[str, Any] = {
+                "image_encoder": adapters.image_encoder or None,
+                "local_files_only": settings.local_files_only,
+            }
+            for source, use in zip(adapters.sources, adapters.uses, strict=True):
+                base.load_adapter(source, **use.as_dict(), **own)
+            self._base = base
+        return self._base.beside()
+
     def _edit(self, item: BatchItem, deadline: float) -> ItemOutput:
         on_step = _cancel_after(deadline)
         if self._provider is not None:
@@ -183,7 +205,8 @@ class BatchWorker:
         source = self._open(item, data, on_step)
         mask = images.decode_mask(data, source.result.size) if item.mask else None
         source.editor.checkout(source.result.id)
-        result = source.editor.edit(item.prompt, mask=mask, quality=self._settings.quality, on_step=on_step)
+        own: dict[str, Any] = {"quality": self._settings.quality, **self._pictures}
+        result = source.editor.edit(item.prompt, mask=mask, on_step=on_step, **own)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
         output, format_notes = _encode(item, source, result, metadata)
         fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
@@ -213,16 +236,17 @@ class BatchWorker:
         )
         told = ", ".join(f"{each.label or 'a thing'} ({each.score:.0%})" for each in found)
         notes = [f"found {len(found)}: {told}" if found else "nothing was found, and nothing edited", *picture.notes]
-        editor, regions = Editor(self._pipe, model=settings.model), [each.region for each in found]
+        editor, regions = self._new_editor(), [each.region for each in found]
         if regions and not needs_crop(image.size, editor.native_size):
             regions = [reduce(or_, regions)]
         result, covered = None, np.zeros(image.size[::-1], bool)
         shown = image.convert("RGB") if settings.detect == ALPHA and regions else picture.image
         for region in regions:
-            editor = Editor(self._pipe, model=settings.model)  # what is recorded of a part ends with it
+            editor = self._new_editor()  # what is recorded of a part ends with it
             opened = shown if result is None else result.image
             source = self._open_part(editor, opened, item.source_prompt, region, on_step)
-            result = editor.edit(item.prompt, region=region, quality=settings.quality, on_step=on_step)
+            own: dict[str, Any] = {"quality": settings.quality, **self._pictures}
+            result = editor.edit(item.prompt, region=region, on_step=on_step, **own)
             if result.mask.source is not MaskSource.NOWHERE:
                 covered |= cell_pixels(result.mask.grid, result.size, source.config.crop)
             notes += [f"dense: {result.stats.fallback}"] if result.stats.fallback else []
@@ -241,10 +265,12 @@ class BatchWorker:
         self, editor: Editor, image: Image.Image, prompt: str | None, region: Region | None, on_step: OnStep
     ) -> EditResult:
         """The source of a picture, or of the part of a large one that holds a region."""
+        adapters = self._settings.adapters
         return editor.open(
             image,
             prompt,
             region=region,
+            control=canny(image) if adapters is not None and adapters.control == CANNY else None,
             negative_prompt=self._settings.negative_prompt,
             num_inference_steps=self._settings.num_inference_steps,
             guidance_scale=self._settings.guidance_scale,
@@ -263,13 +289,23 @@ class BatchWorker:
         self._source = None
         data = images.read_bytes(item.picture)
         picture = images.decode(data)
-        editor = Editor(self._pipe, model=self._settings.model)  # its features end with it; the model is shared
+        editor = self._new_editor()  # its features end with it
         size = upright_size(picture.image)
         opened_by = item.mask if needs_crop(size, editor.native_size) else None
         region = Region.mask(images.decode_mask(mask, size)) if opened_by else None
         result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
         self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
+
+
+def _read_pictures(adapters: BatchAdapters) -> dict[str, Image.Image]:
+    """What adapters read of every edit; edges are read of each input."""
+    paths = {"reference": adapters.reference, "control": "" if adapters.control == CANNY else adapters.control}
+    return {
+        name: images.decode(images.read_bytes(Path(path)), f"{name} {path}").image
+        for name, path in paths.items()
+        if path
+    }
 
 
 def _encode(

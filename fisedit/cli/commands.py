@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from fisedit.batch.values import BatchJob, BatchSettings, ExecutorKind, OnError, OutputFormat
+from fisedit.batch.values import BatchAdapters, BatchJob, BatchSettings, ExecutorKind, OnError, OutputFormat
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
@@ -56,6 +56,7 @@ def demo(
 
 
 def batch(
+    context: typer.Context,
     folder: opt.BatchIn,
     output: opt.BatchOut,
     prompt: opt.BatchPrompt = None,
@@ -80,6 +81,14 @@ def batch(
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 7.5,
     quality: opt.Quality = "balanced",
+    adapter: opt.Adapter = None,
+    adapter_scale: opt.AdapterScale = None,
+    control_guidance_start: opt.ControlStart = 0.0,
+    control_guidance_end: opt.ControlEnd = 1.0,
+    guess_mode: opt.GuessMode = False,
+    image_encoder: opt.ImageEncoder = None,
+    reference: opt.Reference = None,
+    control: opt.Control = None,
     metadata: opt.Metadata = True,
     model: opt.Model = "demo",
     device: opt.Device = None,
@@ -100,6 +109,7 @@ def batch(
         metadata,
         quality,
         **detection,
+        adapters=_adapters(context),
     )
     files.check_page_path(report)
     from fisedit.batch.report import write_report
@@ -116,6 +126,21 @@ def batch(
     finally:  # the summary is printed even if the report cannot be written
         console.show_outcome(outcome, json=json)
     raise typer.Exit(outcome.exit_status)
+
+
+def _adapters(context: typer.Context) -> BatchAdapters | None:
+    """The adapters of a batch, and the pictures that they read."""
+    given = context.params
+    pictures = {name: "" if given[name] is None else str(given[name]) for name in ("reference", "control")}
+    adapters = opt.parse_adapters(given)
+    if not adapters:
+        if named := [name for name, path in pictures.items() if path]:
+            raise InputError(f"--{named[0]} needs an --adapter that reads it, got none; give one")
+        return None
+    if not any(pictures.values()):
+        raise InputError("an --adapter needs a --reference or a --control to read, got none; give one")
+    sources, uses = zip(*adapters, strict=True)
+    return BatchAdapters(sources, uses, str(given["image_encoder"] or ""), **pictures)
 
 
 def _detection(

@@ -386,14 +386,9 @@ def _read_image(path: Path | None) -> DecodedImage | None:
 
 def _load_adapters(context: typer.Context, editor: Editor) -> None:
     """Load the adapters that are given."""
-    given = context.params
-    sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
-    if len(scales) not in (1, len(sources)):
-        raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")
-    names = ("control_guidance_start", "control_guidance_end", "guess_mode", "image_encoder", "local_files_only")
-    for i, source in enumerate(sources):
-        own = {name: given[name] for name in names}
-        editor.load_adapter(source, scales[i % len(scales)], **own)
+    own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
+    for source, use in opt.parse_adapters(context.params):
+        editor.load_adapter(source, **use.as_dict(), **own)
 
 
 def _read_pictures(context: typer.Context) -> dict[str, Image | None]:

@@ -1,13 +1,15 @@
 """The command line's options, each defined once. Names and meanings are those of diffusers."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
 from fisedit.errors import InputError
+from fisedit.values import AdapterUse, make_adapter_use
 
 
 def _print_version(requested: bool) -> None:
@@ -295,6 +297,22 @@ SaveEvery = Annotated[int, Option(help="Steps between checkpoints, each with a s
 MixedPrecision = Annotated[str, Option(help="no, bf16 or fp16.")]
 KeepMaps = Annotated[bool, Option("--keep-maps", help="Read each reference once and keep it: more memory, less time.")]
 GradientCheckpointing = Annotated[bool, Option("--gradient-checkpointing", help="Less memory for more time.")]
+
+
+def parse_adapters(given: Mapping[str, Any]) -> list[tuple[str, AdapterUse]]:
+    """Adapters of a command's parameters, and how each takes part.
+
+    Args:
+        given: parameter -> value.
+
+    Raises:
+        InputError: a number out of range, or not one scale or one for each.
+    """
+    sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
+    if len(scales) not in (1, len(sources)):
+        raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")
+    rest = {name: given[name] for name in ("control_guidance_start", "control_guidance_end", "guess_mode")}
+    return [(source, make_adapter_use(scales[i % len(scales)], **rest)) for i, source in enumerate(sources)]
 
 
 def parse_areas(areas: str) -> tuple[float, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import numpy as np
 import pytest
 from diffusers import ControlNetModel
@@ -84,3 +86,67 @@ def test_a_control_of_a_large_picture_is_cut_as_the_picture_is(pipelines, contro
         part.config.crop[2] - part.config.crop[0],
         part.config.crop[3] - part.config.crop[1],
     )
+
+
+def test_a_batch_follows_the_edges_of_each_picture(pipelines, control_net, tmp_path):
+    from fisedit.batch.values import BatchAdapters, BatchItem, BatchSettings
+    from fisedit.batch.worker import BatchWorker
+    from fisedit.values import AdapterUse
+
+    model = tmp_path / "model"
+    pipelines["sd15"].save_pretrained(model, safe_serialization=True)
+    scene().save(tmp_path / "a.png")
+    Image.fromarray(SQUARE.repeat(8, 0).repeat(8, 1).astype(np.uint8) * 255).save(tmp_path / "mask.png")
+    item = BatchItem(tmp_path / "a.png", "a.png", CAT, DOG, tmp_path / "mask.png", "a.png", tmp_path / "out.png")
+
+    def output(adapters):
+        settings = BatchSettings(
+            str(model), num_inference_steps=2, device="cpu", dtype="fp32", adapters=adapters, guidance_scale=3.0
+        )
+        made = BatchWorker(settings).process(item)
+        return np.asarray(Image.open(BytesIO(made.data)))
+
+    plain = output(None)
+    edges = output(BatchAdapters((str(control_net),), (AdapterUse(0.7),), control="canny"))
+    assert not np.array_equal(edges, plain)
+    inside = SQUARE.repeat(8, 0).repeat(8, 1)
+    assert np.array_equal(edges[~inside], np.asarray(scene())[~inside])
+    editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
+    editor.load_adapter(control_net, 0.7)
+    editor.open(scene(), CAT, control=canny(scene()), num_inference_steps=2, guidance_scale=3.0)
+    assert np.array_equal(np.asarray(editor.edit(DOG, mask=SQUARE).image), edges)
+
+
+def test_commands_take_edges(pipelines, control_net, tmp_path, fisedit):
+    model, picture = tmp_path / "model", tmp_path / "a.png"
+    pipelines["sd15"].save_pretrained(model, safe_serialization=True)
+    scene().save(picture)
+    (tmp_path / "in").mkdir()
+    scene().save(tmp_path / "in" / "a.png")
+    common = ("--model", model, "--control-net", control_net, "--control", "canny", "--num-inference-steps", "2")
+    common += ("--prompt", DOG, "--source-prompt", CAT, "--device", "cpu", "--dtype", "fp32")
+    Image.fromarray(SQUARE.repeat(8, 0).repeat(8, 1).astype(np.uint8) * 255).save(tmp_path / "mask.png")
+    one = ("--picture", picture, "--mask", tmp_path / "mask.png", "--output", tmp_path / "one.png")
+    assert fisedit("edit", *one, *common, "--inversion", "ddim").status == 0
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "mask.png").rename(tmp_path / "masks" / "a.png")
+    assert fisedit("batch", tmp_path / "in", tmp_path / "out", "--masks", tmp_path / "masks", *common).status == 0
+    first, second = (np.asarray(Image.open(tmp_path / name)) for name in ("one.png", "out/a.png"))
+    inside = SQUARE.repeat(8, 0).repeat(8, 1)
+    assert np.array_equal(first, second) and not np.array_equal(first[inside], np.asarray(scene())[inside])
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("edit", "--source-prompt", CAT, "--prompt", DOG, "--control", "canny"), "--control canny is of a --picture"),
+        (("batch", "in", "out", "--prompt", DOG, "--control", "canny"), "--control needs an --adapter that reads it"),
+        (("batch", "in", "out", "--prompt", DOG, "--adapter", "demo-look"), "needs a --reference or a --control"),
+        (
+            ("batch", "in", "out", "--prompt", DOG, "--adapter", "x", "--control", "canny", "--adapter-scale", "99"),
+            "scale must be a number in [-10, 10]",
+        ),
+    ],
+)
+def test_what_commands_refuse(fisedit, command, message):
+    fisedit(*command).refused("input", message)
