@@ -17,7 +17,14 @@ from gradio.events import api
 from PIL import Image
 
 from app import export, handlers, views
-from app.validation import MAX_PIXELS, ReferencePicture, RegionSettings, SourceSettings, label
+from app.validation import (
+    MAX_PIXELS,
+    AdapterPicture,
+    AdapterPictures,
+    RegionSettings,
+    SourceSettings,
+    label,
+)
 from fisedit import EditResult
 from fisedit.errors import InputError, SessionError
 from fisedit.integrations.region_json import parse_region, parse_regions
@@ -70,6 +77,9 @@ class Endpoints:
         reference: str = "",
         reference_scale: float = 1.0,
         clip_skip: int = 0,
+        control: str = "",
+        control_scale: float = 1.0,
+        edges: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Generate a picture from a prompt, to be edited in the same session.
 
@@ -88,6 +98,9 @@ class Endpoints:
             reference: a picture whose appearance is taken, in base64; "" for none.
             reference_scale: how much of its appearance, 0 to 2.
             clip_skip: layers of the text encoder that are left out, 0 to 11.
+            control: a picture that says where things are, in base64; "" for none.
+            control_scale: how much it says so, 0 to 2.
+            edges: the control is the edges of that picture, without one of the picture that is edited.
 
         Yields:
             The progress of every step; at the end the result.
@@ -95,9 +108,9 @@ class Endpoints:
         settings = SourceSettings(
             steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
         )
-        get_reference = _lazy_reference(reference, reference_scale)
+        get_pictures = _lazy_pictures(reference, reference_scale, control, control_scale, edges=edges)
         yield from self._stream(
-            request, lambda session: handlers.generate(self._state, session, prompt, settings, get_reference())
+            request, lambda session: handlers.generate(self._state, session, prompt, settings, get_pictures())
         )
 
     def open_picture(
@@ -152,6 +165,9 @@ class Endpoints:
         seed: int = -1,
         region: dict[str, Any] = {},  # noqa: B006 (as above)
         regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
+        control: str = "",
+        control_scale: float = 1.0,
+        edges: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -172,15 +188,18 @@ class Endpoints:
                 words, mask (base64, perhaps with soft), box, border, everywhere, any, all and minus, and perhaps grow
                 and feather; {} for those.
             regions: at most 16 objects of a region and its own prompt, edited in one run; [] for one prompt.
+            control: a picture that says where things are, in base64; "" for none.
+            control_scale: how much it says so, 0 to 2.
+            edges: the control is the edges of that picture, without one of the picture that is edited.
 
         Yields:
             The progress of every step; at the end the result.
         """
         repaint = strength, quality, seed
         get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
-        get_reference = _lazy_reference(reference, reference_scale)
+        get_pictures = _lazy_pictures(reference, reference_scale, control, control_scale, edges=edges)
         yield from self._stream(
-            request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_reference())
+            request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_pictures())
         )
 
     def preview(
@@ -199,6 +218,9 @@ class Endpoints:
         seed: int = -1,
         region: dict[str, Any] = {},  # noqa: B006 (as above)
         regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
+        control: str = "",
+        control_scale: float = 1.0,
+        edges: bool = False,
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -217,15 +239,18 @@ class Endpoints:
             seed: as in `edit`.
             region: as in `edit`.
             regions: as in `edit`.
+            control: a picture that says where things are, in base64; "" for none.
+            control_scale: how much it says so, 0 to 2.
+            edges: the control is the edges of that picture, without one of the picture that is edited.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
         repaint = strength, quality, seed
         get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
-        get_reference = _lazy_reference(reference, reference_scale)
+        get_pictures = _lazy_pictures(reference, reference_scale, control, control_scale, edges=edges)
         return _estimate_to_dict(
-            handlers.preview(self._state, self._session(request), prompt, get_region(), get_reference())
+            handlers.preview(self._state, self._session(request), prompt, get_region(), get_pictures())
         )
 
     def erase(
@@ -401,14 +426,22 @@ def _lazy_region(
     return get_region
 
 
-def _lazy_reference(reference: str, scale: float) -> Callable[[], ReferencePicture | None]:
-    """A reference picture from a program's arguments, decoded when the run begins."""
+def _lazy_pictures(
+    reference: str, reference_scale: float, control: str, control_scale: float, *, edges: bool
+) -> Callable[[], AdapterPictures]:
+    """Pictures that adapters read from a program's arguments, decoded when the run begins."""
 
-    def get_reference() -> ReferencePicture | None:
-        data = _decode_bytes(reference, "reference", MAX_REFERENCE_CHARACTERS)
-        return ReferencePicture(data, scale) if data else None
+    def get_pictures() -> AdapterPictures:
+        look, where = (
+            _decode_bytes(text, name, MAX_REFERENCE_CHARACTERS)
+            for text, name in ((reference, "reference"), (control, "control"))
+        )
+        return AdapterPictures(
+            AdapterPicture(look, reference_scale) if look else None,
+            AdapterPicture(where, control_scale, edges) if where or edges else None,
+        )
 
-    return get_reference
+    return get_pictures
 
 
 def _decode_image(text: str, what: str) -> Image.Image | None:

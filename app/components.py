@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import html, validation
+from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.values import CLIP_SKIPS, Quality, SchedulerName
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class PageComponents:
                 self._add_extension()
                 with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
                     self._add_settings()
-                self._add_reference()
+                self._add_adapter_pictures()
                 self._add_upload()
         self._add_hidden()
 
@@ -111,18 +112,20 @@ class PageComponents:
             ]
             self.extend = gr.Button("Extend", size="sm", interactive=False, elem_id="extend")
 
-    def _add_reference(self) -> None:
-        offered = self.pool.adapter is not None
-        with gr.Accordion("Look of another picture", open=False, visible=offered, elem_id="look-panel"):
-            self.reference = gr.File(
-                label="Picture whose look is taken",
-                type="binary",
-                file_types=["image"],
-                height=120,
-                elem_id="reference",
-            )
+    def _add_adapter_pictures(self) -> None:
+        reads = self.pool.reads
+        with gr.Accordion("Look of another picture", open=False, visible=REFERENCE in reads, elem_id="look-panel"):
+            self.reference = _picture_file("Picture whose look is taken", "reference")
             self.reference_scale = gr.Slider(
                 *validation.REFERENCE_SCALE, value=1, step=0.05, label="Scale", elem_id="likeness"
+            )
+        with gr.Accordion("Where things are", open=False, visible=CONTROL in reads, elem_id="control-panel"):
+            self.control = _picture_file("Picture that says where things are", "control")
+            self.edges = gr.Checkbox(
+                label="Its edges; without a picture those of the one on the stage", elem_id="edges"
+            )
+            self.control_scale = gr.Slider(
+                *validation.REFERENCE_SCALE, value=1, step=0.05, label="Scale", elem_id="control-scale"
             )
 
     def _add_upload(self) -> None:
@@ -197,7 +200,7 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        return [self.prompt, *self.reference_inputs, self.stage, *self.region_inputs]
+        return [self.prompt, *self.picture_inputs, self.stage, *self.region_inputs]
 
     @property
     def region_inputs(self) -> list[Any]:
@@ -205,9 +208,9 @@ class PageComponents:
         return [self.words, self.instance, self.grow, self.only, self.feather, self.strength, self.quality]
 
     @property
-    def reference_inputs(self) -> list[Any]:
-        """The reference picture and its scale."""
-        return [self.reference, self.reference_scale]
+    def picture_inputs(self) -> list[Any]:
+        """The pictures that adapters read, and how."""
+        return [self.reference, self.reference_scale, self.control, self.control_scale, self.edges]
 
     @property
     def settings_inputs(self) -> list[Any]:
@@ -266,3 +269,7 @@ def _header(pool: ModelPool) -> str:
 def read_asset(name: str) -> str:
     """A file of the page's script, style and templates."""
     return (_PAGE / name).read_text(encoding="utf-8")
+
+
+def _picture_file(label: str, elem_id: str) -> gr.File:
+    return gr.File(label=label, type="binary", file_types=["image"], height=120, elem_id=elem_id)

@@ -16,7 +16,7 @@ import gradio as gr
 from app import export, handlers, html, inputs, live, variations, views
 from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
-from app.validation import GROW, Busy, PartNotOpened, decode_picture
+from app.validation import GROW, NO_PICTURES, Busy, PartNotOpened, decode_picture
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
@@ -63,23 +63,19 @@ class EventHandlers:
 
     # Runs
 
-    def on_make(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *settings: Any
-    ) -> Iterator[Updates]:
+    def on_make(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Generate a new picture from a prompt.
 
         Args:
             request: of the page.
             prompt: what the picture shows.
-            reference: the file of a picture whose appearance is taken, or None.
-            scale: how much of its appearance, 0 to 2.
-            settings: values of `PageComponents.settings_inputs`.
+            values: of `PageComponents.picture_inputs` and `settings_inputs`.
         """
-        reference_picture = inputs.reference_picture(reference, scale)
+        pictures, settings = inputs.adapter_pictures(*values)
         yield from self._run(
             request,
             lambda session: handlers.generate(
-                self.state, session, prompt, inputs.settings(self.page, *settings), reference_picture
+                self.state, session, prompt, inputs.settings(self.page, *settings), pictures
             ),
         )
 
@@ -104,44 +100,36 @@ class EventHandlers:
         if opened:
             yield {self.page.file: None, self.page.found: "", self.page.open: gr.update(interactive=False)}
 
-    def on_edit(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
-    ) -> Iterator[Updates]:
+    def on_edit(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Edit the current picture.
 
         Args:
             request: of the page.
             prompt: what the picture should show.
-            reference: the file of a picture whose appearance is taken, or None.
-            scale: how much of its appearance, 0 to 2.
-            region: values of the further `PageComponents.edit_inputs`.
+            values: of the further `PageComponents.edit_inputs`.
         """
-        reference_picture = inputs.reference_picture(reference, scale)
+        pictures, region = inputs.adapter_pictures(*values)
         yield from self._run(
             request,
             lambda session: handlers.edit(
-                self.state, session, prompt, inputs.region(session, prompt, reference, *region), reference_picture
+                self.state, session, prompt, inputs.region(session, prompt, pictures, *region), pictures
             ),
             prompt,
         )
 
-    def on_vary(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
-    ) -> Iterator[Updates]:
+    def on_vary(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Edit the current picture several times, each with other noise.
 
         Args:
             request: of the page.
             prompt: what the picture should show.
-            reference: the file of a picture whose appearance is taken, or None.
-            scale: how much of its appearance, 0 to 2.
-            region: values of the further `PageComponents.edit_inputs`.
+            values: of the further `PageComponents.edit_inputs`.
         """
-        reference_picture = inputs.reference_picture(reference, scale)
+        pictures, region = inputs.adapter_pictures(*values)
         yield from self._run(
             request,
             lambda session: variations.vary(
-                self.state, session, prompt, inputs.region(session, prompt, reference, *region), reference_picture
+                self.state, session, prompt, inputs.region(session, prompt, pictures, *region), pictures
             ),
             prompt,
         )
@@ -153,11 +141,12 @@ class EventHandlers:
             request: of the page.
             values: of `PageComponents.edit_inputs`, of which the region's are read.
         """
-        prompt, _, _, *region = values
+        prompt, *others = values
+        _, region = inputs.adapter_pictures(*others)
         yield from self._run(
             request,
             lambda session: handlers.erase(
-                self.state, session, inputs.region(session, session.current.prompt, None, *region)
+                self.state, session, inputs.region(session, session.current.prompt, NO_PICTURES, *region)
             ),
             prompt,
         )
@@ -175,28 +164,22 @@ class EventHandlers:
             request, lambda session: handlers.extend(self.state, session, (left, top, right, bottom), prompt)
         )
 
-    def on_live(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, *region: Any
-    ) -> Iterator[Updates]:
+    def on_live(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Draw an edit over the current picture while its prompt is typed; a newer one stops it.
 
         Args:
             request: of the page.
             prompt: what the picture should show.
-            reference: the file of a picture whose appearance is taken, or None.
-            scale: how much of its appearance, 0 to 2.
-            region: values of the further `PageComponents.edit_inputs`.
+            values: of the further `PageComponents.edit_inputs`.
         """
         page, shown = self.page, 0.0
         try:
             session = self._session(request)
             if not len(session.history) or prompt.strip() in ("", session.current.prompt):
                 return
-            where, reference_picture = (
-                inputs.region(session, prompt, reference, *region),
-                inputs.reference_picture(reference, scale),
-            )
-            for progress in live.edit_live(self.state, session, prompt, where, reference_picture):
+            pictures, region = inputs.adapter_pictures(*values)
+            where = inputs.region(session, prompt, pictures, *region)
+            for progress in live.edit_live(self.state, session, prompt, where, pictures):
                 if progress.result is not None:
                     made = progress.result
                     drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)
@@ -238,30 +221,23 @@ class EventHandlers:
         shown = self.updates.words(session, prompt, chosen, model)
         return {**shown, self.page.status: html.message(session.notice)} if session.idle else shown
 
-    def on_preview(
-        self, request: gr.Request, prompt: str, reference: bytes | None, scale: float, strokes: str, *region: Any
-    ) -> Updates:
+    def on_preview(self, request: gr.Request, prompt: str, *values: Any) -> Updates:
         """Predict where an edit would change the picture, and its cost.
 
         Args:
             request: of the page.
             prompt: what the picture should show.
-            reference: the file of a picture whose appearance is taken, or None.
-            scale: how much of its appearance, 0 to 2.
-            strokes: a PNG as a data URL: red where the edit may change the picture, blue where it must not.
-            region: values of the further `PageComponents.edit_inputs`.
+            values: of the further `PageComponents.edit_inputs`.
         """
         page, session = self.page, None
         try:
             session = self.state.session(_caller(request))
-            unchanged = len(session.history) and prompt.strip() == session.current.prompt and not strokes
+            pictures, region = inputs.adapter_pictures(*values)
+            unchanged = len(session.history) and prompt.strip() == session.current.prompt and not region[0]
             if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}
-            where, reference_picture = (
-                inputs.region(session, prompt, reference, strokes, *region),
-                inputs.reference_picture(reference, scale),
-            )
-            estimate = handlers.preview(self.state, session, prompt, where, reference_picture)
+            where = inputs.region(session, prompt, pictures, *region)
+            estimate = handlers.preview(self.state, session, prompt, where, pictures)
         except Busy as error:
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}
@@ -269,7 +245,7 @@ class EventHandlers:
             return {page.facts: html.message(str(error)), page.stage: gr.update(region="")}
         except FisEditError as error:
             return {page.facts: html.message(str(error), "error"), page.stage: gr.update(region="")}
-        return self.updates.estimate(estimate, all_pieces=region[1] == ALL_PIECES[1])
+        return self.updates.estimate(estimate, all_pieces=region[2] == ALL_PIECES[1])
 
     def on_model(self, label: str) -> Updates:
         """A model was chosen: its own size and guidance are suggested."""

@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
 from app.validation import (
+    NO_PICTURES,
+    AdapterPictures,
     PartNotOpened,
-    ReferencePicture,
     RegionSettings,
     SourceSettings,
     check_extension,
     check_region,
     check_settings,
     clean_prompt,
+    decode_adapter_picture,
     decode_picture,
-    decode_reference,
 )
 from fisedit import Region
+from fisedit.adapters.control_pictures import canny
+from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.errors import InputError, SessionError
 from fisedit.masking.region import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
@@ -75,7 +78,7 @@ def generate(
     session: Session,
     prompt: str,
     settings: SourceSettings,
-    reference: ReferencePicture | None = None,
+    pictures: AdapterPictures = NO_PICTURES,
 ) -> Iterator[RunProgress]:
     """Make a source of a prompt; the last progress has it.
 
@@ -84,7 +87,7 @@ def generate(
         session: that gets the source.
         prompt: what the picture shows.
         settings: how it is made.
-        reference: a picture whose appearance it takes, or None.
+        pictures: that adapters read.
 
     Raises:
         InputError: an argument out of range, or not offered.
@@ -93,10 +96,10 @@ def generate(
     """
     text, choice = clean_prompt(prompt), state.select(check_settings(settings))
     arguments = _source_arguments(settings, choice) | {"scheduler": settings.scheduler}
-    add_reference = reference_arguments(state, reference)
+    add_pictures = picture_arguments(state, pictures)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.generate(text, **arguments, **add_reference(editor), on_step=on_step)
+        return editor.generate(text, **arguments, **add_pictures(editor), on_step=on_step)
 
     timesteps = num_timesteps(SchedulerName(settings.scheduler), settings.steps)
     return stream_run(state, session, RunRequest(job, timesteps, choice))
@@ -141,7 +144,7 @@ def preview(
     session: Session,
     prompt: str,
     region: RegionSettings | None = None,
-    reference: ReferencePicture | None = None,
+    pictures: AdapterPictures = NO_PICTURES,
 ) -> EditEstimate:
     """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -150,7 +153,7 @@ def preview(
         session: whose current picture would be edited.
         prompt: what the picture should show.
         region: where the edit may change the picture; None for the changed words' mask.
-        reference: a picture whose appearance the edit takes, or None.
+        pictures: that adapters read.
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
@@ -159,7 +162,7 @@ def preview(
     """
     region = check_region(region or RegionSettings())
     text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
-    add_reference = reference_arguments(state, reference)
+    add_pictures = picture_arguments(state, pictures)
     with session.work():
         choice = state.select_recorded(session, session.current)
 
@@ -168,7 +171,7 @@ def preview(
             editor = session.editor(state.load(choice))
             if opens_part(editor, region):
                 raise PartNotOpened("this part of the picture is opened first, at full resolution: run the edit")
-            where = region_arguments(region) | add_reference(editor)
+            where = region_arguments(region) | add_pictures(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
@@ -183,7 +186,7 @@ def edit(
     session: Session,
     prompt: str,
     region: RegionSettings | None = None,
-    reference: ReferencePicture | None = None,
+    pictures: AdapterPictures = NO_PICTURES,
 ) -> Iterator[RunProgress]:
     """Change the current picture to fit a prompt; the last progress has the result.
 
@@ -192,7 +195,7 @@ def edit(
         session: whose current picture is edited.
         prompt: what the picture should show; "" for the current prompt where regions have their own.
         region: where the edit may change the picture; None for the changed words' mask.
-        reference: a picture whose appearance the edit takes, or None.
+        pictures: that adapters read.
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
@@ -202,19 +205,19 @@ def edit(
     """
     region = check_region(region or RegionSettings())
     text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
-    if session.live is not None and session.live.key == edit_key(session, text, region, reference):
+    if session.live is not None and session.live.key == edit_key(session, text, region, pictures):
         return _keep_live(session, session.live.result_id)
-    return stream_run(state, session, edit_request(state, session, text, region, reference))
+    return stream_run(state, session, edit_request(state, session, text, region, pictures))
 
 
 def edit_request(
-    state: AppState, session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None
+    state: AppState, session: Session, text: str, region: RegionSettings, pictures: AdapterPictures
 ) -> RunRequest:
     """The run of an edit of the current picture. Raises SessionError before the first one."""
-    add_reference = reference_arguments(state, reference)
+    add_pictures = picture_arguments(state, pictures)
 
     def edit_once(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **region_arguments(region), **add_reference(editor), on_step=on_step)
+        return editor.edit(text, **region_arguments(region), **add_pictures(editor), on_step=on_step)
 
     return RunRequest(on_its_part(region, edit_once), session.current.config.num_timesteps)
 
@@ -278,13 +281,13 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
     )
 
 
-def edit_key(session: Session, text: str, region: RegionSettings, reference: ReferencePicture | None) -> object:
+def edit_key(session: Session, text: str, region: RegionSettings, pictures: AdapterPictures) -> object:
     """What an edit is asked for by; equal for equal edits of one picture."""
     painted = tuple(
         picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
     )
     chosen = [getattr(region, each.name) for each in fields(region) if each.name not in ("add", "protect")]
-    return session.current.id, text, chosen, painted, reference
+    return session.current.id, text, chosen, painted, pictures
 
 
 def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -438,21 +441,21 @@ def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Argument
     }
 
 
-def reference_arguments(state: AppState, reference: ReferencePicture | None) -> Callable[[Editor], Arguments]:
-    """A reference picture as arguments, once there is an editor. Raises InputError."""
-    picture = decode_reference(reference)
-    if reference is None:
-        return lambda _: {}
-    if state.pool.adapter is None:
-        raise InputError("a look needs an adapter that reads it; start the app with --adapter")
-    scale = reference.scale
+def picture_arguments(state: AppState, pictures: AdapterPictures) -> Callable[[Editor], Arguments]:
+    """Pictures that adapters read as arguments, once there is an editor. Raises InputError."""
+    given = {name: each for name in (REFERENCE, CONTROL) if (each := getattr(pictures, name)) is not None}
+    decoded = {name: decode_adapter_picture(each, name) for name, each in given.items()}
+    if missing := given.keys() - state.pool.reads:
+        raise InputError(f"a {min(missing)} needs an adapter that reads it; start the app with --adapter")
 
     def add(editor: Editor) -> Arguments:
-        loaded = state.pool.require(editor.model).loaded
-        if loaded is None or not loaded.reads_references:
-            raise InputError("the adapter does not fit the model; leave the look out, or choose another model")
-        editor.scale_adapter(scale)
-        return {"reference": picture}
+        loaded = {each.source: each.adapter.argument for each in editor.adapters}
+        for source, argument in loaded.items():
+            if argument in given:
+                editor.scale_adapter(given[argument].scale, source)
+        if missing := given.keys() - set(loaded.values()):
+            raise InputError(f"no adapter for a {min(missing)} fits the model; leave it out, or choose another model")
+        return {name: canny(editor.current.image) if each is None else each for name, each in decoded.items()}
 
     return add
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from app import views
 from app.components import ALL_PIECES, SCHEDULERS
-from app.validation import SEEDS, ReferencePicture, RegionSettings, SourceSettings
+from app.validation import (
+    NO_PICTURES,
+    SEEDS,
+    AdapterPicture,
+    AdapterPictures,
+    RegionSettings,
+    SourceSettings,
+)
 from fisedit.errors import InputError
 from fisedit.values import Quality
 
@@ -35,24 +42,31 @@ def settings(page: PageComponents, *values: Any) -> SourceSettings:
     return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
 
 
-def reference_picture(picture: bytes | None, scale: float) -> ReferencePicture | None:
-    """What `PageComponents.reference_inputs` hold.
+def adapter_pictures(*values: Any) -> tuple[AdapterPictures, tuple[Any, ...]]:
+    """What `PageComponents.picture_inputs` hold.
 
     Args:
-        picture: a file's bytes, or None.
-        scale: how much of its appearance, 0 to 2.
+        values: of those components, and of others after them.
+
+    Returns:
+        The pictures, and the other values.
     """
-    return ReferencePicture(picture, scale) if picture else None
+    reference, reference_scale, control, control_scale, edges, *rest = values
+    read = AdapterPictures(
+        AdapterPicture(reference, reference_scale) if reference else None,
+        AdapterPicture(control or b"", control_scale, bool(edges)) if control or edges else None,
+    )
+    return read, tuple(rest)
 
 
-def region(session: Session, prompt: str, reference: bytes | None, *values: Any) -> RegionSettings:
-    """What `PageComponents.edit_inputs` say of the region. Where neither words nor a reference change the picture, what
+def region(session: Session, prompt: str, pictures: AdapterPictures, *values: Any) -> RegionSettings:
+    """What `PageComponents.edit_inputs` say of the region. Where neither words nor pictures change what is there, what
     is painted gets other noise.
 
     Args:
         session: whose current picture is edited.
         prompt: what it should show.
-        reference: the file of a picture whose appearance is taken, or None.
+        pictures: that adapters read.
         values: of the stage and the region's controls, in that order.
 
     Raises:
@@ -62,7 +76,7 @@ def region(session: Session, prompt: str, reference: bytes | None, *values: Any)
     add, protect = views.decode_strokes(strokes, session.current.size)
     if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
-    anew = add is not None and not reference and prompt.strip() == session.current.prompt
+    anew = add is not None and pictures == NO_PICTURES and prompt.strip() == session.current.prompt
     return RegionSettings(
         words=tuple(str(word) for word in words or ()),
         instance=None if instance == ALL_PIECES[1] else int(instance),

@@ -11,6 +11,7 @@ import gc
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -60,13 +61,10 @@ class LoadedModel:
     Args:
         editor: over the model; sessions' editors are made beside it.
         unsupported: names and labels of offered LoRAs that do not fit it.
-        reads_references: whether the adapter fits it.
     """
 
-    def __init__(
-        self, editor: Editor, unsupported: Mapping[str, str] = MappingProxyType({}), *, reads_references: bool = False
-    ) -> None:
-        self.editor, self.reads_references = editor, reads_references
+    def __init__(self, editor: Editor, unsupported: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.editor = editor
         self._unsupported, self._active = unsupported, dict[str, float]()
         editor.scale_loras({})
 
@@ -170,7 +168,7 @@ class ModelPool:
     Args:
         places: names, folders or files, as `Editor.from_pretrained` takes them; the first model is loaded at once.
         loras: for all models that they fit; they must fit the first.
-        adapter: for all models that it fits; it must fit the first.
+        adapters: for all models that they fit; they must fit the first.
         max_loaded: models in memory at once.
         feature_bytes: recorded features of one editor; None for `FEATURES_PER_WEIGHT` bytes a byte of weights.
         loading: further arguments of `Editor.from_pretrained`, such as `device` and `preview_vae`.
@@ -178,6 +176,8 @@ class ModelPool:
     Attributes:
         first: the model of requests that choose none.
         loras: the LoRAs that are offered.
+        reads: "reference" and "control", as far as an adapter reads them.
+        adapter_sources: identity of an adapter -> where it came from.
         dtype, device: of the models, as text.
         threads: that the models may compute with.
 
@@ -191,7 +191,7 @@ class ModelPool:
         places: Sequence[str | Path],
         *,
         loras: Sequence[str | Path] = (),
-        adapter: str | Path | None = None,
+        adapters: Sequence[str | Path] = (),
         max_loaded: int = MAX_LOADED,
         feature_bytes: int | None = None,
         **loading: Any,
@@ -201,7 +201,7 @@ class ModelPool:
             if model.label in self._models:
                 raise InputError(f"two models are called {model.label}; rename one of them")
             self._models[model.label] = model
-        self.max_loaded, self.adapter, self.threads = max_loaded, adapter, get_num_threads()
+        self.max_loaded, self.adapters, self.threads = max_loaded, tuple(adapters), get_num_threads()
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
         self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
         self.first = next(iter(self._models.values()))
@@ -256,10 +256,12 @@ class ModelPool:
 
     def _load_first(self, loras: Sequence[str | Path]) -> Editor:
         editor = self._load_editor(self.first)
-        if self.adapter is not None:
-            editor.load_adapter(self.adapter)
+        for source in self.adapters:
+            editor.load_adapter(source)
+        self.reads = frozenset(each.adapter.argument for each in editor.adapters)
+        self.adapter_sources = {each.adapter.identity: each.source for each in editor.adapters}
         self.loras = LoraCatalog(editor, loras)
-        self.first.loaded = LoadedModel(editor, reads_references=self.adapter is not None)
+        self.first.loaded = LoadedModel(editor)
         self.first.warm_up(editor, self.threads)
         self._recent[self.first] = None
         return editor
@@ -273,19 +275,12 @@ class ModelPool:
     def _load(self, model: OfferedModel) -> LoadedModel:
         try:
             editor = self._load_editor(model)
-            reads_references = self._load_adapter(editor)
-            loaded = LoadedModel(editor, self.loras.load_into(editor), reads_references=reads_references)
+            for source in self.adapters:
+                with suppress(AdapterError):  # for another model
+                    editor.load_adapter(source)
+            loaded = LoadedModel(editor, self.loras.load_into(editor))
             model.warm_up(editor, self.threads)
         except FisEditError as error:  # which may name places on this machine
             _log.error("%s", error)
             raise ModelError(f"the model {model.label} cannot be loaded; the app's own output says why") from error
         return loaded
-
-    def _load_adapter(self, editor: Editor) -> bool:
-        """Whether there is an adapter, and it fits."""
-        try:
-            if self.adapter is not None:
-                editor.load_adapter(self.adapter)
-        except AdapterError:
-            return False
-        return self.adapter is not None

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 from app.validation import Busy
 from fisedit.errors import Cancelled, SessionError
 from fisedit.history import EditResult, History
-from fisedit.models.paths import absolute_name
 from fisedit.storage import provenance
 from fisedit.storage.pages import free_page_bytes
 from fisedit.storage.session_reader import SessionAssets
@@ -286,7 +285,7 @@ class Session:
     def _assets(self) -> SessionAssets:
         """The reference pictures of the results, and the adapters that read them."""
         likes = [like for result in self.history for like in result.config.like]
-        if likes and self._pool.adapter is not None:
-            self._adapters[absolute_name(self._pool.adapter)] = likes[-1].use
+        sources = self._pool.adapter_sources
+        self._adapters |= {sources[like.adapter]: like.use for like in likes if like.adapter in sources}
         used = {like.reference for like in likes} & self.references.keys()
         return SessionAssets(self._adapters if likes else {}, {digest: self.references[digest] for digest in used})

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from fisedit.adapters.control_pictures import canny
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
@@ -105,16 +106,34 @@ class RegionSettings:
 
 
 @dataclass(frozen=True)
-class ReferencePicture:
-    """A picture whose appearance is taken.
+class AdapterPicture:
+    """A picture that adapters read.
 
     Args:
-        picture: its file's bytes.
-        scale: how much of its appearance, 0 to 2.
+        picture: its file's bytes; b"" with `edges` for the picture that is edited.
+        scale: of the adapters, 0 to 2.
+        edges: adapters read the picture's edges.
     """
 
     picture: bytes
     scale: float = 1.0
+    edges: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterPictures:
+    """The pictures that adapters read.
+
+    Args:
+        reference: whose appearance is taken, or None.
+        control: that says where things are, or None.
+    """
+
+    reference: AdapterPicture | None = None
+    control: AdapterPicture | None = None
+
+
+NO_PICTURES = AdapterPictures()
 
 
 def label(model: str) -> str:
@@ -206,12 +225,21 @@ def check_extension(widths: tuple[int, int, int, int], size: tuple[int, int]) ->
     return widths
 
 
-def decode_reference(reference: ReferencePicture | None) -> Image | None:
-    """A reference picture. Raises InputError as `decode_picture`, and for a scale out of range."""
-    if reference is None:
+def decode_adapter_picture(picture: AdapterPicture, name: str) -> Image | None:
+    """A picture that adapters read, or its edges; None for the edges of the picture that is edited.
+
+    Args:
+        picture: as it was given.
+        name: "reference" or "control".
+
+    Raises:
+        InputError: as `decode_picture`, and for a scale out of range.
+    """
+    _within(f"scale of the {name}", picture.scale, REFERENCE_SCALE)
+    if picture.edges and not picture.picture:
         return None
-    _within("scale of the look", reference.scale, REFERENCE_SCALE)
-    return decode_picture(reference.picture)
+    decoded = decode_picture(picture.picture)
+    return canny(decoded) if picture.edges else decoded
 
 
 def decode_picture(data: bytes) -> Image:

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from fisedit.adapters.references import LoadedAdapter
     from fisedit.storage.pages import Page
     from fisedit.values import Box
 
@@ -404,6 +405,11 @@ class Editor:
     def _check_lora(self, name: str) -> None:
         if name not in (loaded := lora.loaded_scales(self.pipe)):
             raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(loaded) or 'none'}")
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...]:
+        """Those that are loaded and read pictures."""
+        return tuple(self._engine.references.adapters.values())
 
     def scale_adapter(self, scale: float, source: str | Path | None = None) -> None:
         """Set a loaded adapter's scale for later references; of all adapters where no source is named.

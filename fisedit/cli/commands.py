@@ -239,7 +239,7 @@ def browse(
     allowed_host: opt.AllowedHosts = None,
     sessions: opt.Sessions = None,
     lora: opt.Loras = None,
-    adapter: opt.PageAdapter = None,
+    adapter: opt.PageAdapters = None,
     preview_vae: opt.PreviewVae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -251,11 +251,16 @@ def browse(
     load_app()
     server = import_module("app.server")
     address = server.listen(host, port, token, allowed_host or ())
-    named = {*(model or ()), adapter} - {"demo", "demo-look", None}
+    named = {*(model or ()), *(adapter or ())} - {"demo", "demo-look"}
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
-        pool_options = {"loras": lora or (), "adapter": adapter, "max_loaded": loaded, "preview_vae": preview_vae}
+        pool_options = {
+            "loras": lora or (),
+            "adapters": adapter or (),
+            "max_loaded": loaded,
+            "preview_vae": preview_vae,
+        }
         with closing(
             state.open(*model or (), device=device, dtype=dtype, folder=sessions, **pool_options)
         ) as app_state:

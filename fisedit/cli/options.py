@@ -191,7 +191,10 @@ Models = Annotated[
 ]
 Loaded = Annotated[int, Option(min=1, help="Models in memory at once; the one idle longest makes room for another.")]
 Loras = Annotated[list[Path] | None, Option("--lora", help="LoRA to choose on the page; may be repeated.")]
-PageAdapter = Annotated[str | None, Option("--adapter", help="Adapter for reference pictures.")]
+PageAdapters = Annotated[
+    list[str] | None,
+    Option("--adapter", metavar="<str>", help="Adapter that reads a reference or a control picture; may be repeated."),
+]
 OverwriteSession = Annotated[bool, Option("--overwrite", help="Replace the session that --session holds already.")]
 Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they end with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]

@@ -13,7 +13,7 @@ from app import export, handlers
 from app.lora_catalog import LoraCatalog
 from app.model_pool import LoadedModel
 from app.sessions import AppState
-from app.validation import Busy, ReferencePicture, RegionSettings, SourceSettings
+from app.validation import AdapterPicture, AdapterPictures, Busy, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
@@ -42,7 +42,7 @@ def places(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(places, tmp_path_factory):
     return AppState.open(
-        loras=[places["ink"], places["oil"]], adapter=places["adapter"], folder=tmp_path_factory.mktemp("state")
+        loras=[places["ink"], places["oil"]], adapters=[places["adapter"]], folder=tmp_path_factory.mktemp("state")
     )
 
 
@@ -222,7 +222,10 @@ def test_a_preview_waits_for_a_run_with_other_loras(state, session):
 def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain):
     plain.load_adapter(places["adapter"], 0.5)
     source = last(handlers.generate(state, session, CAT, PLAIN))
-    region, look = RegionSettings(add=Image.fromarray(SQUARE), only=True), ReferencePicture(png(RED), 0.5)
+    region, look = (
+        RegionSettings(add=Image.fromarray(SQUARE), only=True),
+        AdapterPictures(AdapterPicture(png(RED), 0.5)),
+    )
     assert not handlers.preview(state, session, CAT, region, look).preview.nothing
     painted = last(handlers.edit(state, session, CAT, region, look))
     assert same(source, plain.generate(CAT, **QUICK))
@@ -231,9 +234,9 @@ def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain)
 
 
 def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path):
-    mine = last(handlers.generate(state, session, CAT, PLAIN, ReferencePicture(png(RED), 0.5)))
+    mine = last(handlers.generate(state, session, CAT, PLAIN, AdapterPictures(AdapterPicture(png(RED), 0.5))))
     other = state.session("you")
-    theirs = last(handlers.generate(state, other, CAT, PLAIN, ReferencePicture(png(BLUE), 1.0)))
+    theirs = last(handlers.generate(state, other, CAT, PLAIN, AdapterPictures(AdapterPicture(png(BLUE), 1.0))))
     assert not same(mine, theirs)
     edit = last(handlers.edit(state, session, DOG))
     assert edit.config.like == mine.config.like != theirs.config.like
@@ -247,13 +250,13 @@ def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path
 def test_looks_that_are_none(state, session):
     last(handlers.generate(state, session, CAT, PLAIN))
     for look, why in (
-        (ReferencePicture(b"no"), "picture"),
-        (ReferencePicture(png(RED), 3), "scale of the look"),
-        (ReferencePicture(png(RED), True), "scale"),
+        (AdapterPictures(AdapterPicture(b"no")), "picture"),
+        (AdapterPictures(AdapterPicture(png(RED), 3)), "scale of the reference"),
+        (AdapterPictures(AdapterPicture(png(RED), True)), "scale"),
     ):
         with pytest.raises(InputError, match=why):
             handlers.edit(state, session, DOG, None, look)
     state.pool = copy.copy(state.pool)
-    state.pool.adapter = None
+    state.pool.reads = frozenset()
     with pytest.raises(InputError, match="start the app with --adapter"):
-        handlers.edit(state, session, DOG, None, ReferencePicture(png(RED)))
+        handlers.edit(state, session, DOG, None, AdapterPictures(AdapterPicture(png(RED))))

@@ -16,7 +16,7 @@ import pytest
 from app import export, handlers, html
 from app.model_pool import ModelPool
 from app.sessions import AppState
-from app.validation import SourceSettings
+from app.validation import AdapterPicture, AdapterPictures, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
@@ -259,14 +259,14 @@ def test_what_does_not_fit_another_model_is_told(tmp_path):
     lora = Lora(pipe).kohya(tmp_path / "ink.safetensors")
     save_adapter(lively(pipe.unet, "v3"), tmp_path / "adapter")
     state = AppState.open(
-        "demo", tmp_path / "tiny", loras=[lora], adapter=tmp_path / "adapter", folder=tmp_path / "sessions"
+        "demo", tmp_path / "tiny", loras=[lora], adapters=[tmp_path / "adapter"], folder=tmp_path / "sessions"
     )
     session, tiny = state.session("me"), SourceSettings(2, seed=7, width=64, height=64, model="tiny")
     assert last(handlers.generate(state, session, CAT, tiny)).config.loras == ()
     with pytest.raises(InputError, match="the LoRA ink does not fit the model; choose another one"):
         list(handlers.generate(state, session, CAT, SourceSettings(2, model="tiny", loras={"ink": 1.0})))
-    with pytest.raises(InputError, match="the adapter does not fit the model"):
-        list(handlers.edit(state, session, DOG, None, handlers.ReferencePicture(png(RED))))
+    with pytest.raises(InputError, match="no adapter for a reference fits the model"):
+        list(handlers.edit(state, session, DOG, None, AdapterPictures(AdapterPicture(png(RED)))))
     assert last(handlers.generate(state, session, CAT, SourceSettings(2, loras={"ink": 1.0}))).config.loras != ()
 
 

@@ -77,7 +77,7 @@ def everything(browser: Browser, folder: Path) -> None:
         save_adapter(lively(pipe.unet, "v3"), place / "adapter")
         loras = [Lora(pipe, seed).kohya(place / f"{label}.safetensors") for seed, label in enumerate(LORAS)]
         models = ["demo", derived(place / "paper-cut"), derived(place / "a-model-with-a-long-name-pruned-emaonly")]
-        with served(*models, loras=loras, adapter=place / "adapter", folder=place / "sessions") as site:
+        with served(*models, loras=loras, adapters=[place / "adapter"], folder=place / "sessions") as site:
             for wide, size in (("desk", DESK), ("phone", PHONE)):
                 for theme in ("light", "dark"):
                     page = browser.new_context(viewport=size, color_scheme=theme).new_page()
