@@ -370,7 +370,7 @@ def _result_to_dict(session: "Session", result: EditResult, *, pictures: bool) -
         "prompt": result.prompt,
         "change": "" if result.parent is None else str(result.diff),
         "model": label(session.model_name(result)),
-        "recipe": asdict(result.config),
+        "recipe": asdict(result.config) | {"like": [one.as_dict() for one in result.config.like]},
         "mask_area": views.area_of(result.mask, result.size, result.config.crop),
         "stats": result.stats.as_dict(),
     }

@@ -46,7 +46,7 @@ def site(folder) -> Iterator[LayerSite]:
     pipe = Editor.from_pretrained("demo").pipe
     save_adapter(lively(pipe.unet, "v3"), folder / "adapter")
     loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
-    offers = {"loras": loras, "adapter": folder / "adapter", "folder": folder / "kept"}
+    offers = {"loras": loras, "adapters": [folder / "adapter"], "folder": folder / "kept"}
     with served("demo", derived(folder / "another"), **offers) as site:
         yield site
 
