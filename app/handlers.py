@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
@@ -256,7 +254,7 @@ def opens_part(editor: Editor, region: RegionSettings) -> bool:
 def _marked(region: RegionSettings) -> Region | None:
     """What is marked of a picture; None where words say where."""
     if region.regions:
-        found = reduce(or_, [each for each, _ in region.regions])
+        found = Region.union(each for each, _ in region.regions)
     elif region.add is not None:
         found = Region.mask(region.add)
     else:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
-from functools import reduce
 from hashlib import sha256
 from io import BytesIO
-from operator import or_
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -238,7 +236,7 @@ class BatchWorker:
         notes = [f"found {len(found)}: {told}" if found else "nothing was found, and nothing edited", *picture.notes]
         editor, regions = self._new_editor(), [each.region for each in found]
         if regions and not needs_crop(image.size, editor.native_size):
-            regions = [reduce(or_, regions)]
+            regions = [Region.union(regions)]
         result, covered = None, np.zeros(image.size[::-1], bool)
         shown = image.convert("RGB") if settings.detect == ALPHA and regions else picture.image
         for region in regions:

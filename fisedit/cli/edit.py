@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from json import loads
-from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -308,11 +306,13 @@ def _check_prompt(context: typer.Context) -> None:
 
 def _areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
     """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
+    from fisedit import Region
+
     given = context.params
     marked, several = _marked(context), _read_regions(given["regions"])
     areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
     areas |= {"regions": several} if several else {"region": _region(context, marked)}
-    place = reduce(or_, [each for each, _ in several]) if several else marked
+    place = Region.union(each for each, _ in several) if several else marked
     return (None if given["word"] or (place is not None and place.reads_words) else place), areas
 
 
@@ -328,7 +328,7 @@ def _marked(context: typer.Context) -> Region | None:
         regions.append(parse_region(*_read_json("region", given["region"])))
     if (mask := read_mask(given["mask"])) is not None:
         regions.insert(0, Region.mask(mask, soft=given["soft"]))
-    return reduce(or_, regions) if regions else None
+    return Region.union(regions) if regions else None
 
 
 def _read_regions(path: Path | None) -> list[tuple[Region, str]]:

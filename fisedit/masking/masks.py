@@ -33,8 +33,7 @@ least a half. Fitted to 540 swaps, removals and inserts of drawn scenes (demo mo
 
 LOW_CONFIDENCE = 0.1
 """Confidence below which attention did not tell inside from outside, and an edit runs dense: that of .5 by Otsu's
-criterion. Published automatic masks have .53 at their 5th percentile and .64 in the median. It catches maps with a few
-stray peaks, not every map without a shape: pure Gaussian noise has .64 too."""
+criterion. It catches maps with a few stray peaks, not every map without a shape: pure Gaussian noise has .64."""
 
 MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""

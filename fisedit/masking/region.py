@@ -7,7 +7,7 @@ cells; where words attend, a `RegionScope` says.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
@@ -152,6 +152,11 @@ class Region(ABC):
     def everywhere() -> Region:
         """The whole picture."""
         return _Everywhere()
+
+    @staticmethod
+    def union(regions: Iterable[Region]) -> Region:
+        """Where any of some regions is; at least one is needed."""
+        return reduce(or_, regions)
 
     def grow(self, cells: int) -> Region:
         """This region and all within so many latent cells of it; without those where negative.
@@ -571,7 +576,7 @@ def joined(regions: Sequence[tuple[Region, str]], region: Region | None) -> Regi
     )
     if not is_pairs or len(regions) > MAX_REGIONS:
         raise InputError(f"regions must be 1 to {MAX_REGIONS} pairs of a Region and a prompt, got {regions!r:.80}")
-    return reduce(or_, (each for each, _ in regions))
+    return Region.union(each for each, _ in regions)
 
 
 def region_of(region: Region | None, mask: object, protect: object, grow: int, options: MaskOptions) -> Region:
