@@ -52,7 +52,6 @@ MODEL_FAULTS = {
     "LFS pointer": (lambda folder: (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\n"), "LFS"),
     "NaN": (no_numbers, "conv_in.weight", "NaN"),
     "SDXL": (told_as("StableDiffusionXLPipeline"), "Stable Diffusion XL"),
-    "inpainting": (told_as("StableDiffusionInpaintPipeline"), "inpainting"),
     "a pickle": (lambda folder: torch.save(os.mkdir, (folder / UNET).with_suffix(".bin")) or (folder / UNET).unlink(),
                  "run code"),
 }  # fmt: skip
