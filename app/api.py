@@ -432,6 +432,8 @@ def _lazy_pictures(
     """Pictures that adapters read from a program's arguments, decoded when the run begins."""
 
     def get_pictures() -> AdapterPictures:
+        if not isinstance(edges, bool):
+            raise InputError(f"edges must be true or false, got {edges!r:.40}")
         look, where = (
             _decode_bytes(text, name, MAX_REFERENCE_CHARACTERS)
             for text, name in ((reference, "reference"), (control, "control"))

@@ -234,6 +234,7 @@ class EventHandlers:
             session = self.state.session(_caller(request))
             pictures, region = inputs.adapter_pictures(*values)
             unchanged = len(session.history) and prompt.strip() == session.current.prompt and not region[0]
+            unchanged = unchanged and pictures == NO_PICTURES
             if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}
             where = inputs.region(session, prompt, pictures, *region)

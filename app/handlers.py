@@ -453,9 +453,14 @@ def picture_arguments(state: AppState, pictures: AdapterPictures) -> Callable[[E
                 editor.scale_adapter(given[argument].scale, source)
         if missing := given.keys() - set(loaded.values()):
             raise InputError(f"no adapter for a {min(missing)} fits the model; leave it out, or choose another model")
-        return {name: canny(editor.current.image) if each is None else each for name, each in decoded.items()}
+        return {name: _own_edges(editor) if each is None else each for name, each in decoded.items()}
 
     return add
+
+
+def _own_edges(editor: Editor) -> Image:
+    """Of the picture that the current one goes back to, so that they stay what they are from edit to edit."""
+    return canny(editor.history.lineage(editor.current.id)[0].canvas)
 
 
 def region_arguments(region: RegionSettings) -> Arguments:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fisedit.adapters import lora, textual_inversion
+from fisedit.adapters.control_pictures import CANNY, canny
 from fisedit.adapters.loading import load_picture_adapter
 from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
@@ -48,6 +49,7 @@ from fisedit.storage.canvas import (
     crop_around,
     extended,
     needs_crop,
+    to_canvas,
     to_editable,
 )
 from fisedit.storage.files import check_image_path
@@ -796,7 +798,7 @@ class Editor:
         height: int | None = None,
         clip_skip: int = 0,
         reference: Image | None = None,
-        control: Image | None = None,
+        control: Image | str | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
@@ -824,8 +826,8 @@ class Editor:
             height: of the canvas in pixels, divisible by 8; None for what suits the model.
             clip_skip: as in `generate`.
             reference: as in `generate`; edits then read what was recorded of it.
-            control: as in `generate`, such as the picture's own edges (`fisedit.adapters.control_pictures.canny`); one
-                of the picture's size is cut as the picture is.
+            control: as in `generate`, or "canny" for the edges of what is on the canvas. One of the picture's size is
+                cut as the picture is.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -858,7 +860,7 @@ class Editor:
         *,
         crop: Box | None,
         on_step: OnStep | None,
-        pictures: Mapping[str, Image | None] | None = None,
+        pictures: Mapping[str, Image | str | None] | None = None,
         **settings: Any,
     ) -> EditResult:
         """Open an upright picture, or a part of it."""
@@ -871,9 +873,10 @@ class Editor:
             settings[name] = side if settings[name] is None else settings[name]
         words = "" if prompt is None else check_prompt(prompt)
         config = make_generation_config(words, scheduler="ddim", crop=crop, **settings)
-        read = dict(pictures or {})
-        if crop is not None and (control := read.get(CONTROL)) is not None and control.size == picture.size:
-            read[CONTROL] = control.crop(crop)
+        read: dict[str, Any] = dict(pictures or {})
+        if read.get(CONTROL) == CANNY:
+            part = picture if crop is None else picture.crop(crop)
+            read[CONTROL] = canny(to_canvas(part, (config.width, config.height)))
         request = self._pipeline.request_source(config, picture=picture, on_step=on_step, **read)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from PIL.Image import new as new_image
 
 from fisedit.adapters import textual_inversion
 from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
@@ -181,7 +182,8 @@ class EditPipeline:
             AdapterError: a reference or a control, and no adapter that reads it.
         """
         self._refresh()
-        like = self._conditions((), {REFERENCE: reference, CONTROL: control})
+        size = None if picture is None else picture.size
+        like = self._conditions(config, config, {REFERENCE: reference, CONTROL: control}, size)
         config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
@@ -218,15 +220,17 @@ class EditPipeline:
         self._check_words(parent.config, [each.prompt for each in parent.run.regional])
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
-        source = self.history.lineage(parent.id)[0].config.like
-        changes: dict[str, Any] = {"prompt": prompt, "like": self._conditions(source, pictures)}
+        like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, pictures, parent.size)
+        changes: dict[str, Any] = {"prompt": prompt, "like": like}
         if repaint.seed is not None:
             changes["seed"] = check_seed(repaint.seed)
         config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
         script = self.diff(parent.prompt, prompt)
         restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
-        if region.reads_words and (changed := self._changed_control(parent, config)) is not None:
-            region = changed if region.is_default and script.kind is EditKind.IDENTICAL else region | changed
+        if pictures.get(CONTROL) is not None and region.reads_words and not repaint.erases:
+            changed = self._changed_control(parent, config)
+            alone = region.is_default and script.kind is EditKind.IDENTICAL
+            region = region if changed is None else region.with_changed(changed, alone=alone)
         return EditRequest(
             config,
             script,
@@ -243,10 +247,13 @@ class EditPipeline:
 
     def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
         """Where a config's control pictures differ from those of the edited picture, a cell around it too."""
-        if config.crop is not None:
+        left, top, right, bottom = config.crop or (0, 0, *parent.size)
+        changed = self.engine.references.changed_control(parent.config.like, config.like, (right - left, bottom - top))
+        if changed is None:
             return None
-        changed = self.engine.references.changed_control(parent.config.like, config.like, parent.size)
-        return None if changed is None else Region.mask(changed).grow(1)
+        whole = new_image("L", parent.size)
+        whole.paste(changed, (left, top))
+        return Region.mask(whole).grow(1)
 
     def _with_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> GenerationConfig:
         """A config with the textual inversions that its prompts and further ones name."""
@@ -263,15 +270,28 @@ class EditPipeline:
             )
 
     def _conditions(
-        self, source: Sequence[AdapterReference], pictures: Mapping[str, object]
+        self,
+        source: GenerationConfig,
+        parent: GenerationConfig,
+        pictures: Mapping[str, object],
+        size: tuple[int, int] | None,
     ) -> tuple[AdapterReference, ...]:
-        """The pictures that adapters read: the given ones, and where one is None, those of a source."""
+        """The pictures that adapters read: the given ones, and where one is None, the source's look and the parent's
+        control. A control of the picture's size is cut as the picture is.
+
+        Args:
+            source: the chain's.
+            parent: of the edited picture.
+            pictures: by `REFERENCE` and `CONTROL`.
+            size: width and height of the picture; None where it is generated.
+        """
         references, found = self.engine.references, list["AdapterReference"]()
-        for argument in (REFERENCE, CONTROL):
+        for argument, kept in ((REFERENCE, source), (CONTROL, parent)):
             if (picture := pictures.get(argument)) is None:
-                found += [entry for entry in source if references.reads(entry, argument)]
+                found += [entry for entry in kept.like if references.reads(entry, argument)]
             else:
-                found += references.entries(picture, argument)
+                crop = parent.crop if argument == CONTROL else None
+                found += references.entries(picture, argument, crop, size)
         return tuple(found)
 
     def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:

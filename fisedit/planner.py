@@ -270,7 +270,7 @@ class Planner:
         """
         config, probes, extra_macs = request.config, 0, self._read_references(request)
         if config.inversion is Inversion.DDIM:  # whose path begins with one evaluation of one branch
-            probes, extra_macs = 1, self.costs(config).dense_step() // self._engine.batch(config)
+            probes, extra_macs = 1, extra_macs + self.costs(config).dense_step() // self._engine.batch(config)
         return EditPlan(self._full_mask(config), prompt, notes=prompt.notes, probes=probes, extra_macs=extra_macs)
 
     def plan_edit(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> EditPlan:

@@ -13,7 +13,7 @@ PACKAGES = {"app": ROOT / "app", "training": ROOT / "training", "support": TESTS
 
 ELSEWHERE = {
     "adapters/test_training": "the package adapters.training as one run",
-    "app/test_adapter_pictures": "control pictures through handlers, programs and the page",
+    "app/test_adapter_pictures": "control pictures in handlers, arguments and components",
     "app/test_browser": "the page in a real browser",
     "app/test_docs": "the code in docs/app.md",
     "app/test_offers": "models, LoRAs and an adapter from the command line to the page",

@@ -4,6 +4,7 @@ They are computed once and trained on from memory. Knows nothing of the denoiser
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ from training.tokens import encode, token_positions
 PARTS = 7
 """The most that a scene names: three objects that each wear something, and one in the sky."""
 _BATCH = 32
-_PART = 960  # scenes that are kept in one file
+_PART = 960  # scenes that are kept in one file, but for those that a GPU encodes in seconds
+_MANY = 1000  # scenes from which drawing is shared out among the cores
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def encode_scenes(
     """Draws and encodes `count` scenes from number `first`, or close-ups of them; or encodes what was drawn."""
     scale = float(autoencoder.config["scaling_factor"])
     parts: list[LatentScenes] = []
-    for pixels, tokens, positions, masks in drawn or draw_scenes(seed, count, close, objects, first):
+    workers = len(os.sched_getaffinity(0)) if autoencoder.device.type == "cuda" and count >= _MANY else 0
+    for pixels, tokens, positions, masks in drawn or draw_scenes(seed, count, close, objects, first, workers):
         posterior = autoencoder.encode(to_tensor(pixels.numpy(), autoencoder.device)).latent_dist
         means, spreads = posterior.mean.cpu() * scale, posterior.std.cpu() * scale
         parts.append(LatentScenes(means, spreads, tokens, positions, masks))
@@ -158,7 +161,7 @@ def load_or_encode(
     """
     whole = folder / f"{0:06d}-{count}.pt"
     folder.mkdir(parents=True, exist_ok=True)
-    parts, size = [], count if drawn is not None or whole.is_file() else _PART
+    parts, size = [], count if drawn is not None or whole.is_file() or autoencoder.device.type == "cuda" else _PART
     for first in range(0, count, size):
         length = min(size, count - first)
         path = folder / f"{first:06d}-{length}.pt"

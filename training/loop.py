@@ -92,6 +92,7 @@ class _Run:
         norm = nn.utils.clip_grad_norm_(self.trained, _CLIP)
         self.skipped = 0 if norm.isfinite() else self.skipped + 1
         if self.skipped > _MOST_SKIPPED:
+            self.save()
             raise FloatingPointError(f"{self.skipped} batches in a row had gradients that are no numbers")
         if not self.skipped:
             self.optimizer.step()

@@ -24,6 +24,7 @@ from training.quick import prepare_cpu
 HERE = Path(__file__).parent
 MODEL = "model"
 _MEASURED = 256
+_MOST_WAITED = 60.0  # seconds beyond the autoencoder's own
 
 
 def main() -> int:
@@ -85,7 +86,10 @@ def encode_all_scenes(config: Config, folder: Path, device: torch.device) -> Non
     shape, cores = config.scenes, len(os.sched_getaffinity(0))
     stages = _denoiser_stages(config)
     drawn = [list(draw_scenes(shape.seed, count, close, shape.objects, workers=cores)) for _, close, count, _ in stages]
+    waited = time.monotonic()
     while not (folder / AutoencoderStage.name / MODEL).is_dir():
+        if time.monotonic() - waited > config.autoencoder.plan.seconds + _MOST_WAITED:
+            raise ConfigError(f"the autoencoder's stage did not end in {folder}: train that stage first")
         time.sleep(0.2)
     autoencoder = load_autoencoder(folder / AutoencoderStage.name, device)
     for (name, close, count, _), scenes in zip(stages, drawn, strict=True):

@@ -141,11 +141,12 @@ class ControlNetReader(PictureAdapter):
             whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         super().__init__(whole.hexdigest()[:16])
         self.model: Any = model
+        starts = {False: f"{self.identity}.", True: f"{self.identity}.guess."}  # of whose records batches differ
         try:
-            self._sites = encoder_sites(model, f"{self.identity}.")
+            self._sites = {guesses: encoder_sites(model, start) for guesses, start in starts.items()}
         except UnsupportedModuleError as error:
             raise AdapterError(str(error)) from error
-        self._blocks = EncoderBlocks(model, f"{self.identity}.")
+        self._blocks = {guesses: EncoderBlocks(model, start) for guesses, start in starts.items()}
 
     @cached_property
     def _levels(self) -> list[int]:
@@ -162,6 +163,8 @@ class ControlNetReader(PictureAdapter):
             own, wanted = (tuple(v) if isinstance(v, list) else v for v in (self.model.config[name], unet.config[name]))
             if own != wanted:
                 raise AdapterError(f"the ControlNet's {name} must be {wanted}, got {own}; load one for this model")
+        if self.model.config.global_pool_conditions:
+            raise AdapterError("a ControlNet that pools its maps, as shuffle's does, has no sparse form; load another")
         if loras(self.model):
             raise AdapterError("a ControlNet must have no LoRAs of its own; load it without")
 
@@ -172,7 +175,7 @@ class ControlNetReader(PictureAdapter):
     def check_use(self, use: AdapterUse) -> None:
         """See `PictureAdapter.check_use`; a ControlNet has every use."""
 
-    def read(self, inputs: PictureInputs) -> tuple[tuple[Tensor, int], int]:
+    def read(self, inputs: PictureInputs) -> tuple[Tensor, int]:
         """See `PictureAdapter.read`; pictures are resized to the canvas."""
         config, model = inputs.config, self.model
         picture = to_canvas(inputs.picture, (config.width, config.height))
@@ -180,15 +183,13 @@ class ControlNetReader(PictureAdapter):
         if model.config.controlnet_conditioning_channel_order == "bgr":
             pixels = pixels.flip(1)
         pixels = pixels.to(model.device, model.dtype)
-        condition, macs = counted(lambda: model.controlnet_cond_embedding(pixels))
-        return (condition, inputs.branches), macs
+        return counted(lambda: model.controlnet_cond_embedding(pixels))
 
-    def condition(self, read: tuple[Tensor, int] | None, use: AdapterUse) -> ControlNetCondition:
+    def condition(self, read: Tensor | None, use: AdapterUse, branches: int) -> ControlNetCondition:
         """See `PictureAdapter.condition`."""
-        condition, branches = read or (None, 2)
-        parts = self.model, self._sites, self._blocks, self._levels
-        return ControlNetCondition(ControlNetwork(*parts, condition, use, branches))
+        parts = self.model, self._sites[use.guess_mode], self._blocks[use.guess_mode], self._levels
+        return ControlNetCondition(ControlNetwork(*parts, read, use, branches))
 
-    def is_recorded(self, features: CachedFeatures) -> bool:
+    def is_recorded(self, features: CachedFeatures, use: AdapterUse) -> bool:
         """See `PictureAdapter.is_recorded`."""
-        return is_recorded(self._sites, features)
+        return is_recorded(self._sites[use.guess_mode], features)

@@ -5,6 +5,7 @@ Knows pictures; no adapters. What needs a network of its own, such as depth, is 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CANNY = "canny"
-"""What commands take in place of a control picture's file, for the edges of the picture that is edited."""
+"""What is taken in place of a control picture, for the edges of the picture that is opened, as large as its canvas."""
 
 _MAX_GRADIENT = 1024
 """Of 8-bit levels, by Sobel's filter."""
+
+
+def is_canny(path: str | Path | None) -> bool:
+    """Whether a command's control is the edges of the picture that is opened, and no file."""
+    return path is not None and str(path) == CANNY and not Path(path).exists()
 
 
 def canny(picture: Image, low_threshold: float = 100, high_threshold: float = 200) -> Image:

@@ -126,7 +126,7 @@ class IPAdapter(PictureAdapter):
         """See `PictureAdapter.read`."""
         return counted(lambda: self._read(inputs))
 
-    def condition(self, read: Mapping[str, KeyValue] | None, use: AdapterUse) -> IPAdapterCondition:
+    def condition(self, read: Mapping[str, KeyValue] | None, use: AdapterUse, branches: int) -> IPAdapterCondition:
         """See `PictureAdapter.condition`."""
         return IPAdapterCondition(self, read, use.scale)
 

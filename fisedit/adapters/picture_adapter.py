@@ -83,12 +83,13 @@ class PictureAdapter(ABC):
         """
 
     @abstractmethod
-    def condition(self, read: Any, use: AdapterUse) -> UNetAdapter:
+    def condition(self, read: Any, use: AdapterUse, branches: int) -> UNetAdapter:
         """The adapter at work.
 
         Args:
             read: of a picture; None where only layers or costs are needed.
             use: how it takes part; of a step that it covers.
+            branches: guidance branches, 1 or 2.
         """
 
     def check_use(self, use: AdapterUse) -> None:
@@ -96,7 +97,7 @@ class PictureAdapter(ABC):
         if use.guess_mode:
             raise InputError("guess_mode is for ControlNets; leave it out for other adapters")
 
-    def is_recorded(self, features: CachedFeatures) -> bool:
+    def is_recorded(self, features: CachedFeatures, use: AdapterUse) -> bool:
         """Whether a sparse step over a step's features reads all that it has to of this adapter's layers."""
         return True
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.picture_adapter import PictureAdapter
     from fisedit.sparse.executor import Executor
     from fisedit.sparse.feature_cache import CachedFeatures
-    from fisedit.values import GenerationConfig
+    from fisedit.values import Box, GenerationConfig
 
 _SAME_LEVEL = 16
 """Levels of 255 up to which pixels of two control pictures are alike."""
@@ -135,12 +135,16 @@ class References:
         """Drop what was read, for when the model's weights changed."""
         self._kept.clear()
 
-    def entries(self, picture: object, argument: str) -> tuple[AdapterReference, ...]:
+    def entries(
+        self, picture: object, argument: str, crop: Box | None = None, size: tuple[int, int] | None = None
+    ) -> tuple[AdapterReference, ...]:
         """What a config records of a picture: one entry for every loaded adapter that reads it.
 
         Args:
             picture: a PIL image.
             argument: `REFERENCE` or `CONTROL`, which the picture was given as.
+            crop: the part of the edited picture that is on the canvas, which a picture of its size is cut to; or None.
+            size: width and height of the edited picture, or None.
 
         Raises:
             InputError: it is no picture.
@@ -155,6 +159,7 @@ class References:
             raise InputError(f"{argument} must be a PIL image, got {what}; open files with PIL.Image.open")
         upright = to_editable(picture)
         upright = to_canvas(upright, upright.size)
+        upright = upright.crop(crop) if crop is not None and upright.size == size else upright
         digest = hashlib.sha256(f"{upright.size}".encode() + upright.tobytes()).hexdigest()[:16]
         self.pictures[digest] = upright
         return tuple(AdapterReference(name, loaded.use, digest) for name, loaded in readers.items())
@@ -184,7 +189,8 @@ class References:
             if names[0] != names[1] and all(name in self.pictures for name in names):
                 first, second = (np.asarray(to_canvas(self.pictures[str(name)], size), np.int16) for name in names)
                 changed |= np.abs(first - second).max(-1) > _SAME_LEVEL
-        return PIL.Image.fromarray(binary_fill_holes(changed)) if changed.any() else None
+        filled = binary_fill_holes(changed).astype(np.uint8) * 255
+        return PIL.Image.fromarray(filled) if changed.any() else None
 
     def prepare(self, config: GenerationConfig, branches: int) -> int:
         """Read the references of a config that were not read yet.
@@ -222,27 +228,31 @@ class References:
         """
         self.prepare(config, branches)
         return tuple(
-            self._adapter(one).condition(self._kept[_key(one, config, branches)], one.use)
+            self._adapter(one).condition(self._kept[_key(one, config, branches)], one.use, branches)
             for one in config.like
             if one.use.covers(step, config.num_timesteps)
         )
 
-    def unread_conditions(self, config: GenerationConfig) -> tuple[tuple[UNetAdapter, float], ...]:
+    def unread_conditions(self, config: GenerationConfig, branches: int) -> tuple[tuple[UNetAdapter, float], ...]:
         """The adapters of a config without its pictures, for costs, and the share of the steps that each takes part in.
+
+        Args:
+            config: of the picture.
+            branches: guidance branches, 1 or 2.
 
         Raises:
             AdapterError: one is not loaded.
         """
         steps = config.num_timesteps
         return tuple(
-            (self._adapter(one).condition(None, one.use), len(one.use.covered_steps(steps)) / steps)
+            (self._adapter(one).condition(None, one.use, branches), len(one.use.covered_steps(steps)) / steps)
             for one in config.like
         )
 
     def are_recorded(self, config: GenerationConfig, features: Sequence[CachedFeatures]) -> bool:
         """Whether features of all steps were recorded with all adapters of a config; the first steps tell."""
         firsts = ((one, one.use.covered_steps(config.num_timesteps)[:1]) for one in config.like)
-        return all(self._adapter(one).is_recorded(features[step]) for one, first in firsts for step in first)
+        return all(self._adapter(one).is_recorded(features[step], one.use) for one, first in firsts for step in first)
 
     def _adapter(self, entry: AdapterReference) -> PictureAdapter:
         """The adapter that an entry of `GenerationConfig.like` names. Raises AdapterError where it is not loaded."""

@@ -109,11 +109,11 @@ class RowColumnReader(PictureAdapter):
             maps = record_maps(unet, latents, text, tuple(self.adapter.channels))
             return self.adapter.read(maps), self._reading_macs(inputs)
 
-    def condition(self, read: Mapping[str, ReferenceKeys] | None, use: AdapterUse) -> ReferenceCondition:
+    def condition(self, read: Mapping[str, ReferenceKeys] | None, use: AdapterUse, branches: int) -> ReferenceCondition:
         """See `PictureAdapter.condition`."""
         return ReferenceCondition(self.adapter, read or {}, use.scale, self.identity)
 
-    def is_recorded(self, features: CachedFeatures) -> bool:
+    def is_recorded(self, features: CachedFeatures, use: AdapterUse) -> bool:
         """See `PictureAdapter.is_recorded`."""
         return is_recorded(self.identity, features)
 

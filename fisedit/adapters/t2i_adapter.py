@@ -82,6 +82,6 @@ class T2IAdapterReader(PictureAdapter):
         pixels = levels.permute(2, 0, 1)[None].to(network.device, network.dtype)
         return counted(lambda: network(pixels))
 
-    def condition(self, read: Sequence[Tensor] | None, use: AdapterUse) -> T2IAdapterCondition:
+    def condition(self, read: Sequence[Tensor] | None, use: AdapterUse, branches: int) -> T2IAdapterCondition:
         """See `PictureAdapter.condition`."""
         return T2IAdapterCondition(read or (), use.scale)

@@ -150,6 +150,8 @@ def _check_settings(settings: BatchSettings) -> None:
     if not settings.timeout > 0:
         raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
     check_quality(settings.quality)
+    if settings.adapters is not None:
+        settings.adapters.read_pictures()
     if settings.detect:
         mask_providers.check_choice(settings.threshold, settings.instance)
         if Path(settings.detect).suffix.lower() in (".json", ".csv"):

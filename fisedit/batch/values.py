@@ -9,7 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fisedit.errors import InputError
+
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from fisedit.values import AdapterUse
 
 
@@ -91,6 +95,24 @@ class BatchAdapters:
     image_encoder: str = ""
     reference: str = ""
     control: str = ""
+
+    def read_pictures(self) -> dict[str, Image]:
+        """The pictures by name; edges are made of each input.
+
+        Raises:
+            InputError: a file that is none, or no picture.
+        """
+        from fisedit.adapters.control_pictures import is_canny
+        from fisedit.storage.images import decode, read_bytes
+
+        paths = {"reference": self.reference, "control": "" if is_canny(self.control) else self.control}
+        pictures = {}
+        for name, path in paths.items():
+            if path and not Path(path).is_file():
+                raise InputError(f"{name} must be an image file, got {path}: no such file")
+            if path:
+                pictures[name] = decode(read_bytes(Path(path)), f"{name} {path}").image
+        return pictures
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from diffusers.models.attention_processor import SlicedAttnProcessor
 from PIL import Image
 
-from fisedit.adapters.control_pictures import CANNY, canny
-from fisedit.batch.values import BatchAdapters, BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
+from fisedit.adapters.control_pictures import CANNY, is_canny
+from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutput, one_line
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
 from fisedit.integrations.mask_providers import ALPHA, find, open_provider
@@ -84,7 +84,7 @@ class BatchWorker:
         self._pictures: dict[str, Image.Image] = {}
         if settings.adapters is not None:
             self._new_editor()
-            self._pictures = _read_pictures(settings.adapters)
+            self._pictures = settings.adapters.read_pictures()
         self._provider: MaskProvider | None = None
         if settings.detect:
             self._provider = open_provider(
@@ -268,7 +268,7 @@ class BatchWorker:
             image,
             prompt,
             region=region,
-            control=canny(image) if adapters is not None and adapters.control == CANNY else None,
+            control=CANNY if adapters is not None and is_canny(adapters.control) else None,
             negative_prompt=self._settings.negative_prompt,
             num_inference_steps=self._settings.num_inference_steps,
             guidance_scale=self._settings.guidance_scale,
@@ -294,16 +294,6 @@ class BatchWorker:
         result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
         self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
-
-
-def _read_pictures(adapters: BatchAdapters) -> dict[str, Image.Image]:
-    """What adapters read of every edit; edges are read of each input."""
-    paths = {"reference": adapters.reference, "control": "" if adapters.control == CANNY else adapters.control}
-    return {
-        name: images.decode(images.read_bytes(Path(path)), f"{name} {path}").image
-        for name, path in paths.items()
-        if path
-    }
 
 
 def _encode(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from fisedit.adapters.control_pictures import CANNY, canny
+from fisedit.adapters.control_pictures import CANNY, is_canny
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
@@ -80,6 +80,8 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
+    if is_canny(control):
+        raise InputError("--control canny is of a picture that is opened, got none; give a control picture's file")
     files.check_image_path(output, reference, control)
     files.check_trace_path(trace)
     if features and session is None:
@@ -294,7 +296,7 @@ def _check_prompt(context: typer.Context) -> None:
             raise InputError(f"--{option} has no use for --{name}; leave it out")
     if "erase" in explicit and not set(_MARKS) & explicit:
         raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
-    if _is_canny(context.params["control"]) and "picture" not in explicit:
+    if is_canny(context.params["control"]) and "picture" not in explicit:
         raise InputError("--control canny is of a --picture, got none; give a control picture's file")
     if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
         raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
@@ -394,13 +396,9 @@ def _load_adapters(context: typer.Context, editor: Editor) -> None:
 def _read_pictures(context: typer.Context) -> dict[str, Image | None]:
     """The pictures that adapters read, if given; edges are those of the source, which was opened with them."""
     given = context.params
-    paths = {name: None if _is_canny(given[name]) else given[name] for name in ("reference", "control")}
+    paths = {name: None if is_canny(given[name]) else given[name] for name in ("reference", "control")}
     pictures = {name: _read_image(path) for name, path in paths.items()}
     return {name: picture.image if picture else None for name, picture in pictures.items()}
-
-
-def _is_canny(path: Path | None) -> bool:
-    return path is not None and str(path) == CANNY and not path.exists()
 
 
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:
@@ -444,7 +442,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
         local = given["local_files_only"]
         caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
     parts = {"region": region, "context": given["context_ratio"], "inversion": given["inversion"]}
-    parts |= {"control": canny(opened.image)} if _is_canny(given["control"]) else {}
+    parts |= {"control": CANNY} if is_canny(given["control"]) else {}
     editor.open(opened.image, caption, on_step=on_step, **parts, **config)
     return editor
 

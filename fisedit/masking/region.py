@@ -184,6 +184,15 @@ class Region(ABC):
             raise InputError(f"feather must be latent cells in [0, {MAX_DILATION}], got {cells!r}")
         return _Feathered(self, cells) if cells else self
 
+    def with_changed(self, changed: Region, *, alone: bool) -> Region:
+        """This region and what changed elsewhere, but for what this one protects.
+
+        Args:
+            changed: cells that are edited too.
+            alone: they are edited alone, where words find nothing as they say the same.
+        """
+        return _WithChanged(self, changed, alone)
+
     def __or__(self, other: Region) -> Region:
         """The cells of either."""
         return _Union(self, other) if isinstance(other, Region) else NotImplemented
@@ -434,6 +443,20 @@ class _Union(_Combined):
 
     def protected(self, scope: RegionScope) -> BoolGrid:
         return self.left.protected(scope) & self.right.protected(scope)
+
+
+@dataclass(frozen=True, eq=False)
+class _WithChanged(_Combined):
+    alone: bool
+
+    def resolve(self, scope: RegionScope) -> RegionMask:
+        found = self.right.resolve(scope) if self.alone else _Union(self.left, self.right).resolve(scope)
+        levels = found.levels.copy()
+        levels[self.left.protected(scope)] = 0
+        return _with_levels(found, levels)
+
+    def protected(self, scope: RegionScope) -> BoolGrid:
+        return self.left.protected(scope)
 
 
 class _Intersection(_Combined):

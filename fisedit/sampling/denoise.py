@@ -139,7 +139,7 @@ class Engine:
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
         """MACs of one branch of a step's adapters, in the mean over steps; of a dense step without a plan."""
         arguments = self.pipe.unet, self.grids(config), plan
-        shares = self.references.unread_conditions(config)
+        shares = self.references.unread_conditions(config, self.batch(config))
         return round(sum(share * adapter.macs(*arguments, recorded=recorded) for adapter, share in shares))
 
     def has_adapter_features(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
@@ -355,7 +355,12 @@ class Engine:
             trajectory.features.insert(0, features)
             return raw[-1:]
 
-        trajectory.latents = invert_ddim(self.pipe, config, text[-1:], clean, predict, inpaint_inputs)
+        def evaluate(timestep: Tensor, latents: Tensor) -> Tensor:
+            x = latents if inpaint_inputs is None else torch.cat([latents, inpaint_inputs], 1)
+            inputs = UNetInputs(x, timestep, text[-1:], None)
+            return self.executor.run_unrecorded(inputs, self.conditioning(config, steps - 1))
+
+        trajectory.latents = invert_ddim(self.pipe, config, clean, evaluate, predict)
         return trajectory
 
     @torch.inference_mode()

@@ -14,7 +14,6 @@ from diffusers import DDIMInverseScheduler, DDIMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
 from fisedit.errors import InputError, NumericsError
-from fisedit.models.injection import exclusive
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -33,10 +32,9 @@ INVERTIBLE_SPACINGS = ("leading", "trailing")
 def invert_ddim(
     pipe: StableDiffusionPipeline,
     config: GenerationConfig,
-    text: Tensor,
     latents: Tensor,
+    evaluate: Callable[[Tensor, Tensor], Tensor],
     predict: Callable[[int, Tensor], Tensor],
-    inpaint_inputs: Tensor | None = None,
 ) -> list[Tensor]:
     """DDIM inversion: latents from the clean ones back to noise, without guidance.
 
@@ -46,11 +44,11 @@ def invert_ddim(
     Args:
         pipe: the pipeline.
         config: steps and scheduler.
-        text: the prompt's embeddings [1, T, D].
         latents: clean, [1, 4, h, w].
+        evaluate: evaluates the model at a time that no step of the sampler has: called with (timestep, latents
+            [1, 4, h, w]), it returns the prediction [1, 4, h, w].
         predict: evaluates the model as the sampler's i-th step will, from the last to the first: called with (i,
             latents [1, 4, h, w]), it returns the prediction [1, 4, h, w].
-        inpaint_inputs: what an inpainting UNet reads after the latents, [1, 5, h, w]; None for other UNets.
 
     Returns:
         N + 1 latents, noise first, the given ones last.
@@ -67,9 +65,7 @@ def invert_ddim(
         raise InputError(f'inversion="ddim" takes {supported}; use inversion="ddpm"')
     scheduler.set_timesteps(steps, device=latents.device)
     previous_timestep = scheduler.timesteps[0] - scheduler.config.num_train_timesteps // steps
-    with exclusive(pipe.unet):
-        x = latents if inpaint_inputs is None else torch.cat([latents, inpaint_inputs], 1)
-        prediction = pipe.unet(x, previous_timestep.clamp(min=0), text, return_dict=False)[0]
+    prediction = evaluate(previous_timestep.clamp(min=0), latents)
     path = [latents]
     for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)

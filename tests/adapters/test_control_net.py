@@ -15,7 +15,7 @@ from fisedit.errors import AdapterError, InputError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from fisedit.values import AdapterUse
+from fisedit.values import AdapterUse, MaskSource
 from tests.support import oracle
 from tests.support.adapters import filled
 from tests.support.edits import CAT, DOG, pixels_outside
@@ -166,7 +166,7 @@ class Case:
         self.picture = torch.rand(1, 3, 128, 128, generator=make)
         self.reader, self.executor = ControlNetReader(network(pipe)), Executor(pipe.unet)
         self.map = self.reader.model.controlnet_cond_embedding(self.picture)
-        self.stack = AdapterStack([self.reader.condition((self.map, batch), AdapterUse(0.7, guess_mode=guess_mode))])
+        self.stack = AdapterStack([self.reader.condition(self.map, AdapterUse(0.7, guess_mode=guess_mode), batch)])
         self.guess_mode = guess_mode
         self.plan = make_row_plan(mask, self.executor.num_levels)
 
@@ -344,3 +344,46 @@ def test_a_given_mask_stays_as_it_is(editor):
 def test_the_same_control_changes_nothing(editor):
     source = editor.generate(CAT, control=moved(16), **QUICK)
     assert np.array_equal(pixels(editor.edit(CAT, control=moved(16))), pixels(source))
+
+
+def test_an_edit_keeps_the_control_of_what_it_edits(editor):
+    """Words alone then edit what they name, and the same words nothing."""
+    editor.generate(CAT, control=moved(16), **QUICK)
+    second = editor.edit(CAT, control=moved(24))
+    assert np.array_equal(pixels(editor.edit(CAT)), pixels(second))
+    words = editor.edit(DOG)
+    assert words.config.like == second.config.like
+    assert words.mask.source is MaskSource.ATTENTION
+
+
+@pytest.mark.parametrize("prompt", [CAT, DOG], ids=["same words", "other words"])
+def test_what_is_protected_stays_whatever_the_control(editor, prompt):
+    source = editor.generate(CAT, control=moved(16), **QUICK)
+    keep = np.zeros((16, 16), bool)
+    keep[:, 5:] = True
+    result = editor.edit(prompt, protect=keep, control=moved(24))
+    assert result.mask.grid.any() and not (result.mask.grid & keep).any()
+    assert np.array_equal(pixels(result)[:, 40:], pixels(source)[:, 40:])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_source_and_an_edit_of_other_modes(pipe, tmp_path, first):
+    network(pipe).save_pretrained(tmp_path / "control")
+    editor = Editor(pipe, model="demo")
+    editor.load_adapter(tmp_path / "control", 0.7, guess_mode=first)
+    source = editor.generate(CAT, control=RED, **QUICK)
+    editor.unload_adapter()
+    editor.load_adapter(tmp_path / "control", 0.7, guess_mode=not first)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), control=RED)
+    expected = of_diffusers(pipe, network(pipe), DOG, RED, 0.7, guess_mode=not first)
+    assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+    editor.checkout(source.id)
+    assert pixels_outside(editor.edit(DOG, mask=SQUARE, control=RED), source)
+
+
+def test_a_network_that_pools_is_refused(pipe, tmp_path):
+    model = network(pipe)
+    model.register_to_config(global_pool_conditions=True)
+    model.save_pretrained(tmp_path / "shuffle")
+    with pytest.raises(AdapterError, match="a ControlNet that pools its maps"):
+        Editor(pipe, model="demo").load_adapter(tmp_path / "shuffle")

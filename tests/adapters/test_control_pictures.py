@@ -63,7 +63,7 @@ def test_a_picture_is_opened_with_its_edges_and_edits_read_what_was_recorded(pip
     editor = Editor(pipelines["sd15"], model="demo")
     editor.load_adapter(control_net, 0.7)
     picture = scene()
-    source = editor.open(picture, CAT, control=canny(picture), num_inference_steps=3)
+    source = editor.open(picture, CAT, control="canny", num_inference_steps=3)
     edit = editor.edit(DOG, mask=SQUARE)
     assert edit.config.like == source.config.like != ()
     assert editor._engine.has_adapter_features(editor._trajectory_cache.get(source.id)[0], edit.config)
@@ -79,13 +79,15 @@ def test_a_control_of_a_large_picture_is_cut_as_the_picture_is(pipelines, contro
     editor = Editor(pipelines["sd15"], model="demo")
     editor.load_adapter(control_net)
     large = scene().resize((512, 384))
-    part = editor.open(large, CAT, region=Region.box(40, 40, 100, 100), control=canny(large), num_inference_steps=3)
-    assert part.config.crop is not None
-    (like,) = part.config.like
-    assert editor._engine.references.pictures[like.reference].size == (
-        part.config.crop[2] - part.config.crop[0],
-        part.config.crop[3] - part.config.crop[1],
-    )
+    options = {"region": Region.box(40, 40, 100, 100), "num_inference_steps": 3}
+    part = editor.open(large, CAT, control=canny(large), **options)
+    left, top, right, bottom = part.config.crop
+    edit = editor.edit(DOG, region=Region.box(60, 60, 90, 90), control=canny(large, 5, 10))
+    for made in (part, edit):
+        (like,) = made.config.like
+        assert editor._engine.references.pictures[like.reference].size == (right - left, bottom - top)
+    (like,) = editor.open(large, CAT, control="canny", **options).config.like
+    assert editor._engine.references.pictures[like.reference].size == (part.config.width, part.config.height)
 
 
 def test_a_batch_follows_the_edges_of_each_picture(pipelines, control_net, tmp_path):
@@ -113,7 +115,7 @@ def test_a_batch_follows_the_edges_of_each_picture(pipelines, control_net, tmp_p
     assert np.array_equal(edges[~inside], np.asarray(scene())[~inside])
     editor = Editor.from_pretrained(model, device="cpu", dtype="fp32")
     editor.load_adapter(control_net, 0.7)
-    editor.open(scene(), CAT, control=canny(scene()), num_inference_steps=2, guidance_scale=3.0)
+    editor.open(scene(), CAT, control="canny", num_inference_steps=2, guidance_scale=3.0)
     assert np.array_equal(np.asarray(editor.edit(DOG, mask=SQUARE).image), edges)
 
 
@@ -139,6 +141,15 @@ def test_commands_take_edges(pipelines, control_net, tmp_path, fisedit):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        (("generate", CAT, "--control", "canny"), "--control canny is of a picture that is opened"),
+        (
+            ("edit", "--source-prompt", CAT, "--prompt", DOG, "--guess-mode"),
+            "--guess-mode is of an --adapter",
+        ),
+        (
+            ("batch", "in", "out", "--prompt", DOG, "--adapter", "demo-look", "--reference", "missing.png"),
+            "reference must be an image file, got missing.png: no such file",
+        ),
         (("edit", "--source-prompt", CAT, "--prompt", DOG, "--control", "canny"), "--control canny is of a --picture"),
         (("batch", "in", "out", "--prompt", DOG, "--control", "canny"), "--control needs an --adapter that reads it"),
         (("batch", "in", "out", "--prompt", DOG, "--adapter", "demo-look"), "needs a --reference or a --control"),

@@ -109,7 +109,7 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, adapter, grid, batch):
     ours.match(pipe.unet)
     tokens = ours.projection(embeds[:, 0])
     read = {name: (tokens @ key.T, tokens @ value.T) for name, (key, value) in ours._by_name.items()}
-    condition, executor = ours.condition(read, AdapterUse(0.6)), Executor(pipe.unet)
+    condition, executor = ours.condition(read, AdapterUse(0.6), 2), Executor(pipe.unet)
     recording = oracle.record(pipe.unet, source, T, texts[0])
     maps = executor.run_dense(source, T, texts[0], {})[1]
     plan = make_row_plan(mask, executor.num_levels)

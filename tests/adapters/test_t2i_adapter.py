@@ -99,7 +99,7 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, batch, recorded):
     edited = torch.where(inside, torch.randn(source.shape, generator=make), source)
     reader, executor = T2IAdapterReader(network(pipe)), Executor(pipe.unet)
     maps = reader.network(torch.rand(1, 3, 128, 128, generator=make))
-    stack = AdapterStack([reader.condition(maps, AdapterUse(0.7))])
+    stack = AdapterStack([reader.condition(maps, AdapterUse(0.7), 2)])
     features = executor.run_dense(source, T, texts[0], {}, extra_layers=stack if recorded else None)[1]
     plan = make_row_plan(mask, executor.num_levels)
     rows = executor.run_sparse(edited, T, texts[1], {}, FeatureOverlay(features, plan), extra_layers=stack)[0]

@@ -1,4 +1,4 @@
-"""Control pictures in the app: through handlers, as programs send them, and on the page."""
+"""Control pictures in the app's handlers, and how programs' arguments and the page's components become them."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ def test_the_edges_of_the_picture_on_the_stage(state, plain):
     source = last(handlers.generate(state, session, CAT, PLAIN))
     edit = last(handlers.edit(state, session, DOG, REGION, AdapterPictures(control=AdapterPicture(b"", 0.5, True))))
     plain.generate(CAT, seed=7, num_inference_steps=2, guidance_scale=7.5, width=128, height=128)
-    assert same(edit, plain.edit(DOG, mask=Image.fromarray(AREA), control=canny(source.image)))
+    assert same(edit, plain.edit(DOG, mask=Image.fromarray(AREA), control=canny(source.canvas)))
     assert not edit.changed_outside(source)
+    again = last(handlers.edit(state, session, CAT, REGION, AdapterPictures(control=AdapterPicture(b"", 0.5, True))))
+    assert again.config.like == edit.config.like
 
 
 def test_what_the_page_sends():
@@ -95,3 +97,5 @@ def test_a_program_sends_a_control(state):
         control=AdapterPicture(png(RED), 0.5, True)
     )
     assert _lazy_pictures("", 1.0, "", 1.0, edges=False)() == NO_PICTURES
+    with pytest.raises(InputError, match="edges must be true or false, got 'false'"):
+        _lazy_pictures("", 1.0, text, 0.5, edges="false")()

@@ -22,8 +22,9 @@ DEVICE = "cuda"
 TOLERANCE = 2e-2
 """Of all latents together, relative; E1's in 16 bit."""
 
-CPU_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""The same beside the CPU's fp32: bf16 keeps 8 bits of every number, and measures .03 on a CPU too."""
+CPU_TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.25}
+"""Of an edit's change inside its mask, relative to the CPU's change in fp32; no edit at all is 1 away. bf16, which keeps 8
+bits of every number, measures .13 on a CPU too."""
 
 QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 3.0}
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
@@ -56,6 +57,12 @@ def deviation(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 def all_latents(editor: Editor, result) -> torch.Tensor:
     return latents(trajectory(editor, result))
+
+
+def change(editor: Editor, result, source, mask) -> torch.Tensor:
+    """What an edit does to its source's latents after every step, inside its mask."""
+    inside = torch.from_numpy(mask)
+    return (all_latents(editor, result).float().cpu() - all_latents(editor, source).float().cpu())[..., inside]
 
 
 @each_dtype
@@ -92,16 +99,14 @@ def test_e2_nothing_to_do_is_the_source_and_no_call(editor_of, dtype):
 @each_mode
 def test_e3_and_e4_outside_nothing_moves_and_inside_it_is_the_cpus_edit(editor_of, dtype, graphs):
     editor, reference = editor_of(dtype, graphs=graphs), editor_of(torch.float32, device="cpu")
-    results = []
+    results, changes = [], []
     for each in (editor, reference):
         source = each.generate(CAT, **QUICK)
         results.append(each.edit(DOG, mask=BLOBS, growth=1))
         check_outside(each, results[-1], source)
+        changes.append(change(each, results[-1], source, BLOBS))
     assert results[0].stats.unet_evaluations_captured == (4 if graphs else 0)
-    assert (
-        deviation(*(all_latents(e, r) for e, r in zip((editor, reference), results, strict=True)))
-        <= CPU_TOLERANCE[dtype]
-    )
+    assert deviation(*changes) <= CPU_TOLERANCE[dtype]
 
 
 @each_dtype
@@ -127,12 +132,12 @@ def session(editor, seed, on_step=None):
 
 @each_dtype
 def test_e6_an_edit_of_an_edit_is_the_cpus(editor_of, dtype):
-    found = []
+    changes = []
     for editor in (editor_of(dtype), editor_of(torch.float32, device="cpu")):
         editor.generate(CAT, **QUICK)
-        editor.edit(DOG, mask=SQUARE, growth=1)
-        found.append(all_latents(editor, editor.edit(BIRD, mask=BLOBS, growth=2)))
-    assert deviation(*found) <= CPU_TOLERANCE[dtype]
+        source = editor.edit(DOG, mask=SQUARE, growth=1)
+        changes.append(change(editor, editor.edit(BIRD, mask=BLOBS, growth=2), source, BLOBS))
+    assert deviation(*changes) <= CPU_TOLERANCE[dtype]
 
 
 @each_dtype
