@@ -131,7 +131,7 @@ def test_several_adapters_add_up(pipe, editor, tmp_path):
     editor.load_adapter(tmp_path / "other.safetensors", -0.3)
     editor.checkout(source.id)
     both = editor.edit(DOG, mask=SQUARE, reference=RED)
-    assert [like.scale for like in both.config.like] == [0.5, -0.3]
+    assert [like.use.scale for like in both.config.like] == [0.5, -0.3]
     assert not np.array_equal(pixels(one), pixels(both))
     editor.unload_adapter(tmp_path / "other.safetensors")
     editor.checkout(source.id)

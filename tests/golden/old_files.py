@@ -84,11 +84,12 @@ def told_of_result(result: EditResult) -> dict[str, Any]:
     """All that a session keeps of a result, JSON-ready."""
     stats = result.stats.as_dict()
     grid = np.ascontiguousarray(result.mask.grid, np.uint8)
+    recipe = asdict(result.recipe) | {"like": [one.as_dict() for one in result.recipe.like]}
     told = {
         "id": result.id,
         "parent": result.parent,
         "prompt": result.prompt,
-        "recipe": {name: value for name, value in asdict(result.recipe).items() if value or name not in NEWER},
+        "recipe": {name: value for name, value in recipe.items() if value or name not in NEWER},
         "change": str(result.diff),
         "picture": pixels(result.image),
         "canvas": pixels(result.canvas),
