@@ -23,8 +23,8 @@ TOLERANCE = 2e-2
 """Of all latents together, relative; E1's in 16 bit."""
 
 CPU_TOLERANCE = {torch.float16: 0.05, torch.bfloat16: 0.25}
-"""Of an edit's change inside its mask, relative to the CPU's change in fp32; no edit at all is 1 away. bf16, which has 8
-bits of every number, measures .13 on a CPU too."""
+"""Of an edit's change inside its mask, relative to the CPU's change in fp32; no edit at all is 1 away. bf16 has 8
+bits of every number, and measures .13 on a CPU too."""
 
 QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 3.0}
 SQUARE, BLOBS = (grids(16, 16)[name] for name in ("square", "blobs"))
