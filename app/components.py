@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import html, validation
-from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
-from fisedit.values import CLIP_SKIPS, Quality, SchedulerName
+from fisedit.values import CLIP_SKIPS, CONTROL, REFERENCE, Quality, SchedulerName
 
 if TYPE_CHECKING:
     from app.model_pool import ModelPool

@@ -26,11 +26,10 @@ from app.validation import (
 )
 from fisedit import Region
 from fisedit.adapters.control_pictures import canny
-from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.errors import InputError, SessionError
 from fisedit.masking.region import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
-from fisedit.values import SchedulerName, num_timesteps
+from fisedit.values import CONTROL, REFERENCE, SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
     from PIL.Image import Image

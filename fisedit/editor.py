@@ -19,7 +19,6 @@ import torch
 from fisedit.adapters import lora, textual_inversion
 from fisedit.adapters.control_pictures import CANNY, canny
 from fisedit.adapters.loading import load_picture_adapter
-from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.errors import AdapterError, InputError, PageError, SessionError
 from fisedit.history import EditResult, History
@@ -59,7 +58,9 @@ from fisedit.storage.pages import PageFolder, default_folder
 from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
+    CONTROL,
     LATENT_FACTOR,
+    REFERENCE,
     SEEDS,
     EditMask,
     EditScript,

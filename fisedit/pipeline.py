@@ -18,7 +18,6 @@ import torch
 from PIL.Image import new as new_image
 
 from fisedit.adapters import textual_inversion
-from fisedit.adapters.picture_adapter import CONTROL, REFERENCE
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected
@@ -43,7 +42,9 @@ from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
 from fisedit.values import (
+    CONTROL,
     DENSE_STEP,
+    REFERENCE,
     EditKind,
     EditMask,
     EditScript,

@@ -409,6 +409,10 @@ class EditMask:
         return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
 
 
+REFERENCE, CONTROL = "reference", "control"
+"""Arguments of `Editor.edit` whose picture an adapter reads: whose look is taken, and what says where things are."""
+
+
 @dataclass(frozen=True)
 class AdapterUse:
     """How a loaded adapter takes part, with diffusers' names.

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
-from fisedit.adapters.picture_adapter import CONTROL, PictureAdapter, counted
+from fisedit.adapters.picture_adapter import PictureAdapter, counted
 from fisedit.errors import AdapterError, UnsupportedModuleError
 from fisedit.sparse.blocks import EncoderBlocks
 from fisedit.sparse.cost_model import unet_macs
 from fisedit.sparse.executor import UNetInputs, is_recorded
 from fisedit.sparse.modules import encoder_sites, loras
 from fisedit.storage.canvas import to_canvas
+from fisedit.values import CONTROL
 
 if TYPE_CHECKING:
     from diffusers import ControlNetModel, UNet2DConditionModel

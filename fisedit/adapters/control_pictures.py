@@ -8,10 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fisedit.errors import InputError
-from fisedit.storage.canvas import to_canvas, to_editable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,8 +39,11 @@ def canny(picture: Image, low_threshold: float = 100, high_threshold: float = 20
     Raises:
         InputError: thresholds out of range.
     """
+    import numpy as np
     from PIL import Image
     from skimage.feature import canny as find_edges
+
+    from fisedit.storage.canvas import to_canvas, to_editable
 
     if not 0 <= low_threshold <= high_threshold <= _MAX_GRADIENT:
         got = f"{low_threshold!r:.20} and {high_threshold!r:.20}"

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit.errors import InputError
+from fisedit.values import REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from fisedit.values import AdapterUse, GenerationConfig
 
     T = TypeVar("T")
-
-REFERENCE, CONTROL = "reference", "control"
-"""Arguments of `Editor.edit` whose picture a kind reads: whose look is taken, and what says where things are."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,11 @@ import numpy as np
 import PIL.Image
 from scipy.ndimage import binary_fill_holes
 
-from fisedit.adapters.picture_adapter import CONTROL, REFERENCE, PictureInputs
+from fisedit.adapters.picture_adapter import PictureInputs
 from fisedit.errors import AdapterError, InputError
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
-from fisedit.values import AdapterReference, AdapterUse, check_scale
+from fisedit.values import CONTROL, REFERENCE, AdapterReference, AdapterUse, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline

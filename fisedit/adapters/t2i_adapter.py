@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
-from fisedit.adapters.picture_adapter import CONTROL, PictureAdapter, counted
+from fisedit.adapters.picture_adapter import PictureAdapter, counted
 from fisedit.errors import AdapterError
 from fisedit.storage.canvas import to_canvas
+from fisedit.values import CONTROL
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel

@@ -80,12 +80,9 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
-    if is_canny(control):
-        raise InputError("--control canny is of a picture that is opened, got none; give a control picture's file")
+    _check_new(context)
     files.check_image_path(output, reference, control)
     files.check_trace_path(trace)
-    if features and session is None:
-        raise InputError("--features are saved with a --session, got none; give one")
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
     from fisedit import Editor
@@ -198,6 +195,14 @@ def edit(
     if session is not None:
         editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
+
+
+def _check_new(context: typer.Context) -> None:
+    """Check options of a picture that is generated."""
+    if is_canny(context.params["control"]):
+        raise InputError("--control canny is of a picture that is opened, got none; give a control picture's file")
+    if context.params["features"] and context.params["session"] is None:
+        raise InputError("--features are saved with a --session, got none; give one")
 
 
 def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step: OnStep) -> None:

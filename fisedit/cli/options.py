@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
 from fisedit.errors import InputError
-from fisedit.values import AdapterUse, make_adapter_use
+
+if TYPE_CHECKING:
+    from fisedit.values import AdapterUse
 
 
 def _print_version(requested: bool) -> None:
@@ -302,7 +304,7 @@ KeepMaps = Annotated[bool, Option("--keep-maps", help="Read each reference once 
 GradientCheckpointing = Annotated[bool, Option("--gradient-checkpointing", help="Less memory for more time.")]
 
 
-def parse_adapters(given: Mapping[str, Any]) -> list[tuple[str, AdapterUse]]:
+def parse_adapters(given: Mapping[str, Any]) -> "list[tuple[str, AdapterUse]]":
     """Adapters of a command's parameters, and how each takes part.
 
     Args:
@@ -311,6 +313,8 @@ def parse_adapters(given: Mapping[str, Any]) -> list[tuple[str, AdapterUse]]:
     Raises:
         InputError: a number out of range, or not one scale or one for each.
     """
+    from fisedit.values import AdapterUse, make_adapter_use
+
     sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
     if len(scales) not in (1, len(sources)):
         raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")

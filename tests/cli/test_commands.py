@@ -462,7 +462,7 @@ class TestTheApp:
         assert (run.status, run.err, closed) == (0, "", "closed")
         assert run.out == f"The app is at http://127.0.0.1:{port}/ (Ctrl+C ends it)\n"
         assert opened.places == () and opened.options["folder"] == Path("kept") and opened.options["device"] == "cpu"
-        assert opened.options["max_loaded"] == 2 and opened.options["adapter"] is None
+        assert opened.options["max_loaded"] == 2 and opened.options["adapters"] == ()
 
     def test_the_network_is_left_alone_where_all_is_here(self, fisedit, opened, tmp_path, monkeypatch):
         (tmp_path / "m").mkdir()
