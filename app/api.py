@@ -142,7 +142,7 @@ class Endpoints:
         prompt: str,
         mask: str = "",
         protect: str = "",
-        words: list[str] = [],  # noqa: B006 (as above)
+        words: list[str] = [],  # noqa: B006 (gradio shows the default)
         instance: int = -1,
         grow: int = 0,
         reference: str = "",
@@ -150,8 +150,8 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
-        region: dict[str, Any] = {},  # noqa: B006 (as above)
-        regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
+        region: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
+        regions: list[dict[str, Any]] = [],  # noqa: B006 (gradio shows the default)
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -189,7 +189,7 @@ class Endpoints:
         prompt: str,
         mask: str = "",
         protect: str = "",
-        words: list[str] = [],  # noqa: B006 (as above)
+        words: list[str] = [],  # noqa: B006 (gradio shows the default)
         instance: int = -1,
         grow: int = 0,
         reference: str = "",
@@ -197,7 +197,7 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
-        region: dict[str, Any] = {},  # noqa: B006 (as above)
+        region: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 

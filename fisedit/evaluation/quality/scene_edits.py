@@ -19,7 +19,7 @@ from fisedit.errors import InputError
 from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, propose_change
 from fisedit.evaluation.scenes.scene import Scene, render
-from fisedit.evaluation.scenes.vocabulary import SKY_WORDS, Vocabulary
+from fisedit.evaluation.scenes.vocabulary import SKY_WORDS, SceneVocabulary
 
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.drawing import Mask
@@ -128,7 +128,7 @@ def sample_edits(
 
 def _attempts(rng: np.random.Generator, kind: str, words: WordFilter) -> Iterator[SceneChange | None]:
     """Endless changes, None in place of each that training may have seen, or whose prompts need unknown words."""
-    vocabulary = Vocabulary.from_filter(words)
+    vocabulary = SceneVocabulary.from_filter(words)
     count: int | None = None
     sky: bool | None = None
     while vocabulary.ground and vocabulary.backgrounds:

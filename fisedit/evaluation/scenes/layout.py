@@ -14,7 +14,7 @@ import numpy as np
 from fisedit.evaluation.scenes.drawing import CELLS, Mask
 from fisedit.evaluation.scenes.prompts import RELATIONS, ObjectRequest, SceneRequest, describe_scene, parse_prompt
 from fisedit.evaluation.scenes.scene import PlacedObject, Scene, SceneError, render
-from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY, OBJECT, SKY_WORDS, Vocabulary
+from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY, OBJECT, SKY_WORDS, SceneVocabulary
 
 _SIZES = {1: 14, 2: 12, 3: 10, 4: 8}
 _SCALED = {"big": {1: 20, 2: 16}, "small": {1: 8, 2: 7}}
@@ -114,7 +114,7 @@ def sample_scene(
     rng: np.random.Generator,
     count: int | None = None,
     sky: bool | None = None,
-    vocabulary: Vocabulary = FULL_VOCABULARY,
+    vocabulary: SceneVocabulary = FULL_VOCABULARY,
 ) -> Scene:
     """Sample a scene.
 
@@ -141,7 +141,7 @@ def sample_scene(
 
 
 def _sample_object(
-    rng: np.random.Generator, word: str, scaled: bool, may_wear: bool, vocabulary: Vocabulary
+    rng: np.random.Generator, word: str, scaled: bool, may_wear: bool, vocabulary: SceneVocabulary
 ) -> ObjectRequest:
     object_kind = OBJECT[word]
     may_have_colour = object_kind.colours and rng.random() < 0.5
@@ -200,7 +200,7 @@ def sample_change(rng: np.random.Generator, kind: str) -> SceneChange:
 def propose_change(
     rng: np.random.Generator,
     kind: str,
-    vocabulary: Vocabulary = FULL_VOCABULARY,
+    vocabulary: SceneVocabulary = FULL_VOCABULARY,
     count: int | None = None,
     sky: bool | None = None,
 ) -> SceneChange | None:
@@ -216,7 +216,7 @@ def propose_change(
     return _CHANGES[kind](rng, sample_scene(rng, count, sky, vocabulary), vocabulary)
 
 
-def _swap(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+def _swap(rng: np.random.Generator, scene: Scene, vocabulary: SceneVocabulary) -> SceneChange | None:
     index = int(rng.integers(len(scene.objects)))
     old = scene.objects[index]
     words = vocabulary.sky if old.word in SKY_WORDS else vocabulary.ground
@@ -227,12 +227,12 @@ def _swap(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> Sce
     )
 
 
-def _insert(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
+def _insert(rng: np.random.Generator, scene: Scene, _vocabulary: SceneVocabulary) -> SceneChange | None:
     deleted = _delete(rng, scene, _vocabulary)
     return deleted and SceneChange("insert", deleted.after, deleted.before, deleted.index)
 
 
-def _delete(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
+def _delete(rng: np.random.Generator, scene: Scene, _vocabulary: SceneVocabulary) -> SceneChange | None:
     ground = [i for i, placed in enumerate(scene.objects) if placed.word not in SKY_WORDS]
     index = int(rng.integers(len(scene.objects)))
     if (len(ground) < 2 and index in ground) or scene.relation != "and":
@@ -240,7 +240,7 @@ def _delete(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> 
     return SceneChange("delete", scene, scene.without(index), index)
 
 
-def _recolour(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+def _recolour(rng: np.random.Generator, scene: Scene, vocabulary: SceneVocabulary) -> SceneChange | None:
     candidates = [i for i, placed in enumerate(scene.objects) if placed.colour]
     if not candidates:
         return None
@@ -251,13 +251,13 @@ def _recolour(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) ->
     )
 
 
-def _add_accessory(rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
+def _add_accessory(rng: np.random.Generator, scene: Scene, _vocabulary: SceneVocabulary) -> SceneChange | None:
     candidates = [i for i, placed in enumerate(scene.objects) if placed.accessory]
     index = int(rng.choice(candidates)) if candidates else -1
     return SceneChange("dress", scene.change(index, accessory=""), scene, index) if candidates else None
 
 
-def _resize(_rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) -> SceneChange | None:
+def _resize(_rng: np.random.Generator, scene: Scene, _vocabulary: SceneVocabulary) -> SceneChange | None:
     candidates = [i for i, placed in enumerate(scene.objects) if placed.scale and not placed.accessory]
     if not candidates:
         return None
@@ -270,18 +270,18 @@ def _resize(_rng: np.random.Generator, scene: Scene, _vocabulary: Vocabulary) ->
     return SceneChange("resize", scene, scene.change(index, scale=scale, size=size, left=left), index)
 
 
-def _change_background(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+def _change_background(rng: np.random.Generator, scene: Scene, vocabulary: SceneVocabulary) -> SceneChange | None:
     others = [background for background in vocabulary.backgrounds if background != scene.background]
     return SceneChange("background", scene, replace(scene, background=str(rng.choice(others)))) if others else None
 
 
-def _change_weather(rng: np.random.Generator, scene: Scene, vocabulary: Vocabulary) -> SceneChange | None:
+def _change_weather(rng: np.random.Generator, scene: Scene, vocabulary: SceneVocabulary) -> SceneChange | None:
     if scene.weather or not vocabulary.weathers:
         return None
     return SceneChange("weather", scene, replace(scene, weather=str(rng.choice(vocabulary.weathers))))
 
 
-_CHANGES: dict[str, Callable[[np.random.Generator, Scene, Vocabulary], SceneChange | None]] = {
+_CHANGES: dict[str, Callable[[np.random.Generator, Scene, SceneVocabulary], SceneChange | None]] = {
     "swap": _swap,
     "insert": _insert,
     "delete": _delete,

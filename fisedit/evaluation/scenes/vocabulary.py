@@ -277,7 +277,7 @@ SKY_WORDS = tuple(object_kind.word for object_kind in OBJECTS if object_kind.in_
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class SceneVocabulary:
     """The words that sampled scenes may be of; those of one kind can be missing, all but objects and backgrounds.
 
     Args:
@@ -299,7 +299,7 @@ class Vocabulary:
     weathers: tuple[str, ...]
 
     @classmethod
-    def from_filter(cls, is_known: Callable[[str], bool]) -> Vocabulary:
+    def from_filter(cls, is_known: Callable[[str], bool]) -> SceneVocabulary:
         """The words that are known; of a background or weather, those of its plainest phrase.
 
         Args:
@@ -323,4 +323,4 @@ class Vocabulary:
         )
 
 
-FULL_VOCABULARY = Vocabulary.from_filter(lambda _: True)
+FULL_VOCABULARY = SceneVocabulary.from_filter(lambda _: True)
