@@ -155,7 +155,7 @@ class Endpoints:
         prompt: str,
         mask: str = "",
         protect: str = "",
-        words: list[str] = [],  # noqa: B006 (as above)
+        words: list[str] = [],  # noqa: B006 (gradio shows the default)
         instance: int = -1,
         grow: int = 0,
         reference: str = "",
@@ -163,8 +163,8 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
-        region: dict[str, Any] = {},  # noqa: B006 (as above)
-        regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
+        region: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
+        regions: list[dict[str, Any]] = [],  # noqa: B006 (gradio shows the default)
         control: str = "",
         control_scale: float = 1.0,
         edges: bool = False,
@@ -208,7 +208,7 @@ class Endpoints:
         prompt: str,
         mask: str = "",
         protect: str = "",
-        words: list[str] = [],  # noqa: B006 (as above)
+        words: list[str] = [],  # noqa: B006 (gradio shows the default)
         instance: int = -1,
         grow: int = 0,
         reference: str = "",
@@ -216,8 +216,8 @@ class Endpoints:
         strength: float = 1.0,
         quality: str = "balanced",
         seed: int = -1,
-        region: dict[str, Any] = {},  # noqa: B006 (as above)
-        regions: list[dict[str, Any]] = [],  # noqa: B006 (as above)
+        region: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
+        regions: list[dict[str, Any]] = [],  # noqa: B006 (gradio shows the default)
         control: str = "",
         control_scale: float = 1.0,
         edges: bool = False,
