@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from fisedit.storage import image_metadata, provenance
-from tests.support.app.page import CASTLE, CAT, DOG, make, nodes, pixels, run, stroke
+from tests.support.app.page import CASTLE, CAT, DOG, make, nodes, open_region, pixels, run, stroke
 from tests.support.app.program import settle
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ def test_live(browser):
 
 def test_painting(browser):
     page = browser().open()
+    open_region(page)
     make(page)
     expect(nodes(page)).to_have_count(1)
     page.locator("#prompt textarea").fill(DOG)
     expect(page.locator("#facts")).to_contain_text("confidence")
-    page.get_by_role("button", name="Region ▼").click()
     page.get_by_label("Only where I paint").check()
 
     stroke(page, (0.2, 0.2), (0.4, 0.2))
@@ -231,6 +231,7 @@ def test_a_box_is_erased_and_undone(browser):
 
 def test_a_box_by_keys_with_a_soft_edge(browser):
     page = browser().open()
+    open_region(page)
     make(page)
     expect(nodes(page)).to_have_count(1)
     page.get_by_role("radio", name="Brush").focus()
@@ -247,7 +248,6 @@ def test_a_box_by_keys_with_a_soft_edge(browser):
     assert painted(page, 0.48, 0.6)[3] == painted(page, 0.77, 0.6)[3] == 0
     expect(page.locator("#facts")).to_contain_text("where you painted")
     hard, seen = pixels(page, ".region", "RGBA")[..., 3], source_of(page)
-    page.get_by_role("button", name="Region ▼").click()
     page.locator("#feather input[type=number]").fill("1")
     page.locator("#feather input[type=number]").blur()
     page.wait_for_function("before => document.querySelector('#stage .region').src !== before", arg=seen)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from tests.support.app.page import CAT, DOG, make, nodes, pixels, run
+from tests.support.app.page import CAT, DOG, make, nodes, open_region, pixels, run
 from tests.support.app.requests import png
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def region_area(page: Page) -> float:
 
 def test_the_region_is_made_wider_and_tighter_on_the_stage_and_by_a_number(browser):
     page = browser().open()
+    open_region(page)
     make(page)
     typed(page, DOG)
     expect(page.locator("#facts")).to_contain_text("of the picture")
@@ -73,7 +74,6 @@ def test_the_region_is_made_wider_and_tighter_on_the_stage_and_by_a_number(brows
 
 def number(page: Page, text: str) -> None:
     """Types how many cells wider the region is."""
-    page.get_by_role("button", name="Region ▼").click()
     field = page.locator("#grow input[type=number]")
     field.fill(text)
     field.press("Enter")

@@ -34,6 +34,11 @@ def make(page: Page, prompt: str = CAT, steps: int = STEPS) -> None:
     page.locator("#make").click()
 
 
+def open_region(page: Page) -> None:
+    """Opens the region's panel. Before anything is made: it may lose what is typed while it draws what was made."""
+    page.get_by_role("button", name="Region ▼").click()
+
+
 def run(page: Page, prompt: str, pictures: int) -> None:
     """Changes the prompt, waits for the region, runs the edit."""
     page.locator("#prompt textarea").fill(prompt)
