@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Cancelled", "EditResult", "Editor", "FisEditError", "FisEditPipeline", "Region", "__version__"]
+__all__ = ["Cancelled", "Drive", "EditResult", "Editor", "FisEditError", "FisEditPipeline", "Region", "__version__"]
 
 if TYPE_CHECKING:
+    from fisedit.drive import Drive
     from fisedit.editor import Editor
     from fisedit.errors import Cancelled, FisEditError
     from fisedit.history import EditResult
@@ -22,6 +23,7 @@ _HOMES = {
     "FisEditError": "fisedit.errors",
     "FisEditPipeline": "fisedit.integrations.diffusers_pipeline",
     "Cancelled": "fisedit.errors",
+    "Drive": "fisedit.drive",
     "Region": "fisedit.masking.region",
 }
 

@@ -59,6 +59,7 @@ from fisedit.storage.provenance import Origin, PastEdit
 from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
     CONTROL,
+    DRIVE,
     LATENT_FACTOR,
     REFERENCE,
     SEEDS,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.adapters.references import LoadedAdapter
+    from fisedit.drive import Drive
     from fisedit.storage.pages import Page
     from fisedit.values import Box
 
@@ -342,11 +344,12 @@ class Editor:
         guess_mode: bool = False,
         local_files_only: bool = False,
     ) -> None:
-        """Load an adapter that conditions pictures by another one.
+        """Load an adapter that conditions pictures by another one, or by a drive.
 
         HelloMeme's reference adapters (arXiv 2410.22901) and IP-Adapters (arXiv 2308.06721) let pictures take the look
         of a `reference`; T2I-Adapters (arXiv 2302.08453) and ControlNets (arXiv 2302.05543) let a `control` say where
-        things are.
+        things are; HelloMeme's control networks let a `drive` say how a head is held and what its face does. Those of
+        two parts are loaded by their base, ..._base, with the projection, ..._proj, beside it.
 
         Args:
             source: "demo-look", which ships for the demo model, a published folder, a .safetensors file, or a hub id
@@ -478,6 +481,7 @@ class Editor:
         clip_skip: int = 0,
         reference: Image | None = None,
         control: Image | None = None,
+        drive: Drive | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
@@ -494,6 +498,7 @@ class Editor:
             clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             control: a picture that says where things are, for it and all edits that name no other; see `load_adapter`.
+            drive: a head's pose and expression, for it and all edits that name no other; see `load_adapter`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
@@ -515,7 +520,8 @@ class Editor:
             scheduler=scheduler,
             clip_skip=clip_skip,
         )
-        request = self._pipeline.request_source(config, reference=reference, control=control, on_step=on_step)
+        conditions = {REFERENCE: reference, CONTROL: control, DRIVE: drive}
+        request = self._pipeline.request_source(config, conditions=conditions, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 
@@ -540,6 +546,7 @@ class Editor:
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
         control: Image | None = None,
+        drive: Drive | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Change the current picture to fit a new prompt, where the words changed and nowhere else.
@@ -572,6 +579,7 @@ class Editor:
             reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
                 `words`, the prompt may stay the same. None for that of the source, if it has one.
             control: a picture that says where things are (see `load_adapter`), as `reference`.
+            drive: a head's pose and expression (see `load_adapter`), as `reference`; None for that of the picture.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
@@ -588,7 +596,7 @@ class Editor:
             growth=check_quality(quality) if growth is None else growth,
             repaint=Repaint(strength, structure, seed),
             verify=verify,
-            pictures={REFERENCE: reference, CONTROL: control},
+            conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
             regional=regions,
             on_step=on_step,
         )
@@ -708,6 +716,7 @@ class Editor:
         growth: int | Sequence[int] | None = None,
         reference: Image | None = None,
         control: Image | None = None,
+        drive: Drive | None = None,
         on_step: OnStep | None = None,
     ) -> Preview:
         """Where `edit` would paint and what it would cost. Nothing is kept, and nothing is run but what the mask needs.
@@ -729,6 +738,7 @@ class Editor:
             growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
             reference: a picture whose look the edited things take; None for that of the source, if it has one.
             control: a picture that says where things are; None for that of the source, if it has one.
+            drive: a head's pose and expression; None for that of the picture, if it has one.
             on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
                 raise `Cancelled`.
 
@@ -744,7 +754,7 @@ class Editor:
             region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
             repaint=Repaint(strength, seed=seed),
-            pictures={REFERENCE: reference, CONTROL: control},
+            conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
             regional=regions,
             on_step=on_step,
         )
@@ -800,6 +810,7 @@ class Editor:
         clip_skip: int = 0,
         reference: Image | None = None,
         control: Image | str | None = None,
+        drive: Drive | None = None,
         on_step: OnStep | None = None,
     ) -> EditResult:
         """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
@@ -829,11 +840,12 @@ class Editor:
             reference: as in `generate`; edits then read what was recorded of it.
             control: as in `generate`, or "canny" for the edges of what is on the canvas. One of the picture's size is
                 cut as the picture is.
+            drive: as in `generate`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
             PromptError, InputError: an argument out of range. NumericsError: the model produced NaN. AdapterError: no
-            loaded adapter reads the reference or control.
+            loaded adapter reads the reference, control or drive.
         """
         original = to_editable(picture)
         if extend is not None:
@@ -850,7 +862,7 @@ class Editor:
             width=width,
             height=height,
             clip_skip=clip_skip,
-            pictures={REFERENCE: reference, CONTROL: control},
+            conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
             on_step=on_step,
         )
 
@@ -861,7 +873,7 @@ class Editor:
         *,
         crop: Box | None,
         on_step: OnStep | None,
-        pictures: Mapping[str, Image | str | None] | None = None,
+        conditions: Mapping[str, object] | None = None,
         **settings: Any,
     ) -> EditResult:
         """Open an upright picture, or a part of it."""
@@ -874,11 +886,11 @@ class Editor:
             settings[name] = side if settings[name] is None else settings[name]
         words = "" if prompt is None else check_prompt(prompt)
         config = make_generation_config(words, scheduler="ddim", crop=crop, **settings)
-        read: dict[str, Any] = dict(pictures or {})
+        read = dict(conditions or {})
         if read.get(CONTROL) == CANNY:
             part = picture if crop is None else picture.crop(crop)
             read[CONTROL] = canny(to_canvas(part, (config.width, config.height)))
-        request = self._pipeline.request_source(config, picture=picture, on_step=on_step, **read)
+        request = self._pipeline.request_source(config, picture=picture, conditions=read, on_step=on_step)
         plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
         return self._pipeline.run(request, plan)
 

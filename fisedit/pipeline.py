@@ -44,6 +44,7 @@ from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_not
 from fisedit.values import (
     CONTROL,
     DENSE_STEP,
+    DRIVE,
     REFERENCE,
     EditKind,
     EditMask,
@@ -103,7 +104,7 @@ class RenderOutput:
 Job = tuple[EditRequest, EditPlan]
 
 
-_NO_PICTURES: Mapping[str, object] = MappingProxyType({})
+_NO_CONDITIONS: Mapping[str, object] = MappingProxyType({})
 
 
 class EditPipeline:
@@ -166,8 +167,7 @@ class EditPipeline:
         config: GenerationConfig,
         *,
         picture: Image | None = None,
-        reference: object = None,
-        control: object = None,
+        conditions: Mapping[str, object] = _NO_CONDITIONS,
         on_step: OnStep | None = None,
     ) -> EditRequest:
         """The request for a source, with the model's LoRAs as they are now.
@@ -175,16 +175,15 @@ class EditPipeline:
         Args:
             config: of the source.
             picture: an opened picture, upright; None for a generated one.
-            reference: a picture whose look it takes, or None.
-            control: a picture that says where things are, or None.
+            conditions: what adapters read, by `REFERENCE`, `CONTROL` and `DRIVE`, or None.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
-            AdapterError: a reference or a control, and no adapter that reads it.
+            AdapterError: a condition, and no adapter that reads it.
         """
         self._refresh()
         size = None if picture is None else picture.size
-        like = self._conditions(config, config, {REFERENCE: reference, CONTROL: control}, size)
+        like = self._conditions(config, config, conditions, size)
         config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
@@ -196,7 +195,7 @@ class EditPipeline:
         growth: int | Sequence[int] | Quality = Quality.BALANCED,
         repaint: Repaint | None = None,
         verify: bool = False,
-        pictures: Mapping[str, object] = _NO_PICTURES,
+        conditions: Mapping[str, object] = _NO_CONDITIONS,
         regional: Sequence[tuple[Region, str]] = (),
         on_step: OnStep | None = None,
     ) -> EditRequest:
@@ -208,7 +207,8 @@ class EditPipeline:
             growth: as in `Editor.edit`, or the quality that decides it.
             repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
             verify: check a predicted mask for drift.
-            pictures: that adapters read, by `REFERENCE` and `CONTROL`; of the source where one is None or missing.
+            conditions: what adapters read, by `REFERENCE`, `CONTROL` and `DRIVE`; that of the edited picture, or of the
+                source, where one is None or missing.
             regional: regions with prompts of their own, parts of `region`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
@@ -221,14 +221,14 @@ class EditPipeline:
         self._check_words(parent.config, [each.prompt for each in parent.run.regional])
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
-        like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, pictures, parent.size)
+        like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
         changes: dict[str, Any] = {"prompt": prompt, "like": like}
         if repaint.seed is not None:
             changes["seed"] = check_seed(repaint.seed)
         config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
         script = self.diff(parent.prompt, prompt)
         restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
-        if pictures.get(CONTROL) is not None and region.reads_words and not repaint.erases:
+        if conditions.get(CONTROL) is not None and region.reads_words and not repaint.erases:
             changed = self._changed_control(parent, config)
             alone = region.is_default and script.kind is EditKind.IDENTICAL
             region = region if changed is None else region.with_changed(changed, alone=alone)
@@ -274,25 +274,25 @@ class EditPipeline:
         self,
         source: GenerationConfig,
         parent: GenerationConfig,
-        pictures: Mapping[str, object],
+        given: Mapping[str, object],
         size: tuple[int, int] | None,
     ) -> tuple[AdapterReference, ...]:
-        """The pictures that adapters read: the given ones, and where one is None, the source's look and the parent's
-        control. A control of the picture's size is cut as the picture is.
+        """What adapters read: what is given, and where that is None, the source's look and the parent's control and
+        drive. A control of the picture's size is cut as the picture is.
 
         Args:
             source: the chain's.
             parent: of the edited picture.
-            pictures: by `REFERENCE` and `CONTROL`.
+            given: by `REFERENCE`, `CONTROL` and `DRIVE`.
             size: width and height of the picture; None where it is generated.
         """
         references, found = self.engine.references, list["AdapterReference"]()
-        for argument, kept in ((REFERENCE, source), (CONTROL, parent)):
-            if (picture := pictures.get(argument)) is None:
+        for argument, kept in ((REFERENCE, source), (CONTROL, parent), (DRIVE, parent)):
+            if (condition := given.get(argument)) is None:
                 found += [entry for entry in kept.like if references.reads(entry, argument)]
             else:
                 crop = parent.crop if argument == CONTROL else None
-                found += references.entries(picture, argument, crop, size)
+                found += references.entries(condition, argument, crop, size)
         return tuple(found)
 
     def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 
+from fisedit.drive import Drive
 from fisedit.errors import InputError, PromptError
 
 if TYPE_CHECKING:
@@ -409,8 +410,9 @@ class EditMask:
         return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
 
 
-REFERENCE, CONTROL = "reference", "control"
-"""Arguments of `Editor.edit` whose picture an adapter reads: whose look is taken, and what says where things are."""
+REFERENCE, CONTROL, DRIVE = "reference", "control", "drive"
+"""Arguments of `Editor.edit` that an adapter reads: the picture whose look is taken, the one that says where things
+are, and a `Drive`."""
 
 
 @dataclass(frozen=True)
@@ -445,21 +447,24 @@ class AdapterUse:
 
 @dataclass(frozen=True)
 class AdapterReference:
-    """A reference picture whose look a picture takes, and the adapter that reads it.
+    """What an adapter reads for a picture: another picture, or a drive.
 
     Args:
-        adapter: identity of the adapter that reads the reference.
+        adapter: identity of the adapter.
         use: how the adapter takes part.
-        reference: a digest of the reference picture.
+        reference: a digest of what it reads.
+        drive: that, if it is one; pictures are kept elsewhere.
     """
 
     adapter: str
     use: AdapterUse
     reference: str
+    drive: Drive | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON, as `parse_adapter_references` takes it."""
-        return {"adapter": self.adapter, **self.use.as_dict(), "reference": self.reference}
+        drive = {} if self.drive is None else {"drive": self.drive.as_dict()}
+        return {"adapter": self.adapter, **self.use.as_dict(), "reference": self.reference, **drive}
 
 
 @dataclass(frozen=True)
@@ -689,10 +694,13 @@ def parse_adapter_references(like: Sequence[Mapping[str, Any]]) -> tuple[Adapter
     return tuple(_adapter_reference(**entry) for entry in like)
 
 
-def _adapter_reference(adapter: str, scale: float, reference: str, **use: Any) -> AdapterReference:
+def _adapter_reference(
+    adapter: str, scale: float, reference: str, drive: object = None, **use: Any
+) -> AdapterReference:
     if not (isinstance(adapter, str) and isinstance(reference, str)):
         raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
-    return AdapterReference(adapter, make_adapter_use(scale=scale, **use), reference)
+    made = make_adapter_use(scale=scale, **use)
+    return AdapterReference(adapter, made, reference, None if drive is None else Drive.from_dict(drive))
 
 
 def make_adapter_use(

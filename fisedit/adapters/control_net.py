@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from diffusers import ControlNetModel, UNet2DConditionModel
 
     from fisedit.adapters.base import Grids
-    from fisedit.adapters.picture_adapter import PictureInputs
+    from fisedit.adapters.picture_adapter import AdapterInputs
     from fisedit.models.injection import Replacement
     from fisedit.sparse.executor import SideNetwork, TakeMap
     from fisedit.sparse.feature_cache import CachedFeatures
@@ -176,7 +176,7 @@ class ControlNetReader(PictureAdapter):
     def check_use(self, use: AdapterUse) -> None:
         """See `PictureAdapter.check_use`; a ControlNet has every use."""
 
-    def read(self, inputs: PictureInputs) -> tuple[Tensor, int]:
+    def read(self, inputs: AdapterInputs) -> tuple[Tensor, int]:
         """See `PictureAdapter.read`; pictures are resized to the canvas."""
         config, model = inputs.config, self.model
         picture = to_canvas(inputs.picture, (config.width, config.height))

@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from fisedit.adapters.cross_attention import DownsampleBlock, MapToTokens
 from fisedit.adapters.row_column import LineAttention, PositionTable, RowColumnBlock, angles
+from fisedit.drive import EMOTION, EXPRESSIONS, FACE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EXPRESSION, FACE, EMOTION = 51, (3, 1024), 548
-"""ARKit's coefficients of an expression, CLIP-H's embeddings of three patches of a face, and PD-FGC's vector."""
-
 _EXPRESSION_SCALE, _EMOTION_SCALE = 500.0, 20.0
+
+_LINE = 64
+"""Positions that a stored table of lines holds, families v1 to v3."""
 
 
 def embed_numbers(numbers: Tensor, width: int) -> Tensor:
@@ -48,6 +49,13 @@ class DriveNetwork(nn.Module):
         reads: "expression", "emotion", or both of them in turn.
         points: insertion points of the blocks' maps.
         side_convs: channels of the maps for down blocks 0 and 1, made of those for up blocks 2 and 1 (family v3).
+
+    Attributes:
+        channels: of the maps by insertion point.
+        reads_expressions: whether it reads ARKit's coefficients.
+        reads_emotions: whether it reads PD-FGC's vector.
+        multiple: latent cells that a picture's sides must be multiples of.
+        max_side: the longest side of a picture in pixels, or None.
     """
 
     def __init__(
@@ -72,7 +80,12 @@ class DriveNetwork(nn.Module):
         if "emotion" in reads:
             self.emo_proj = TimestepEmbedding(width, width)
         pairs = pairwise(channels)
-        self.blocks_down = nn.ModuleList(MapToTokens(a, b, width, positions=(64, positions)) for a, b in pairs)
+        self.blocks_down = nn.ModuleList(MapToTokens(a, b, width, positions=(_LINE, positions)) for a, b in pairs)
+        self.channels = dict(zip(self.points, channels[1:], strict=True))
+        if side_convs:
+            self.channels |= {f"down_{i}": count for i, count in enumerate([*side_convs, channels[4], channels[4]])}
+        self.reads_expressions, self.reads_emotions = "expression" in reads, "emotion" in reads
+        self.multiple, self.max_side = 1, 2 * scale * _LINE
 
     def tokens(self, expression: Tensor | None, face: Tensor | None, emotion: Tensor | None) -> Tensor:
         """The numbers as tokens [N, T, D].
@@ -195,14 +208,21 @@ class DriveBase(nn.Module):
         width: D of the tokens.
         table: as in `LinesToTokens`; v4 has one.
         channels: as in `SmallUNet`.
+
+    Attributes:
+        reads_expressions, reads_emotions, multiple, max_side: as of `DriveNetwork`.
     """
+
+    max_side: int | None
 
     def __init__(self, width: int = 2048, channels: Sequence[int] = (320, 640, 1280), *, table: bool) -> None:
         super().__init__()
-        for name, count in (("emo", EMOTION), ("exp", EXPRESSION), ("face", FACE[0])):
+        for name, count in (("emo", EMOTION), ("exp", len(EXPRESSIONS)), ("face", FACE[0])):
             self.add_module(f"{name}_pre_proj", TimestepEmbedding(count, 16))
             self.add_module(f"{name}_proj", TimestepEmbedding(FACE[1], width))
         self.ctrl_attn = SmallUNet(channels, channels[0], width, table=table)
+        self.reads_expressions = self.reads_emotions = True
+        self.multiple, self.max_side = 2 ** len(channels), None
 
     def forward(
         self,
@@ -275,6 +295,9 @@ class DriveProjection(nn.Module):
 
     Args:
         attends: by `MapProjector`s (v5) instead of convs (v4).
+
+    Attributes:
+        channels: of the maps by insertion point.
     """
 
     def __init__(self, *, attends: bool) -> None:
@@ -282,6 +305,7 @@ class DriveProjection(nn.Module):
         for name, _, channels_in, channels in _PROJECTIONS.values():
             layer: Any = MapProjector if attends else _conv
             self.add_module(name, layer(channels_in, channels))
+        self.channels = {point: channels for point, (*_, channels) in _PROJECTIONS.items()}
 
     def forward(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
         """Maps by insertion point, of `DriveBase`'s."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.adapters.base import Grids
-    from fisedit.adapters.picture_adapter import PictureInputs
+    from fisedit.adapters.picture_adapter import AdapterInputs
     from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import AdapterUse
 
@@ -122,7 +122,7 @@ class IPAdapter(PictureAdapter):
         levels = {site.name: site.level for site in unet_sites(unet) if site.role is Role.QUERY}
         self.places = {name: (levels[f"{name}.to_q"], len(key)) for name, (key, _) in self._by_name.items()}
 
-    def read(self, inputs: PictureInputs) -> tuple[dict[str, KeyValue], int]:
+    def read(self, inputs: AdapterInputs) -> tuple[dict[str, KeyValue], int]:
         """See `PictureAdapter.read`."""
         return counted(lambda: self._read(inputs))
 
@@ -130,11 +130,11 @@ class IPAdapter(PictureAdapter):
         """See `PictureAdapter.condition`."""
         return IPAdapterCondition(self, read, use.scale)
 
-    def _read(self, inputs: PictureInputs) -> dict[str, KeyValue]:
+    def _read(self, inputs: AdapterInputs) -> dict[str, KeyValue]:
         tokens = self.projection(self._encoded(inputs)[-inputs.branches :])
         return {name: (F.linear(tokens, key), F.linear(tokens, value)) for name, (key, value) in self._by_name.items()}
 
-    def _encoded(self, inputs: PictureInputs) -> Tensor:
+    def _encoded(self, inputs: AdapterInputs) -> Tensor:
         """What the encoder says without and with the picture [2, ...], as diffusers' `encode_image` has it."""
         pixels = self.processor(inputs.picture, return_tensors="pt").pixel_values.to(
             self.encoder.device, self.encoder.dtype

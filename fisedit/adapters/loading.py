@@ -1,5 +1,5 @@
-"""Loading what conditions a UNet by a picture, of whatever kind: reference adapters, IP-Adapters, T2I-Adapters and
-ControlNets.
+"""Loading what conditions a UNet by a picture or a drive, of whatever kind: reference adapters, IP-Adapters,
+T2I-Adapters, ControlNets and HelloMeme's control networks.
 
 A kind is recognised by the class that a folder's configuration names, or by a file's tensors. Nothing is unpickled.
 """
@@ -7,10 +7,13 @@ A kind is recognised by the class that a folder's configuration names, or by a f
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fisedit.adapters import drive_files
 from fisedit.adapters.checkpoints import load_adapter
+from fisedit.adapters.drive_files import is_control_network, load_control_network
 from fisedit.adapters.picture_adapter import PictureAdapter
 from fisedit.adapters.row_column_reader import RowColumnReader
 from fisedit.errors import AdapterError, ModelError, NumericsError
@@ -22,6 +25,8 @@ from fisedit.models.weight_files import read_json, read_shapes
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
+
+    from fisedit.models.weight_files import Shapes
 
 IMAGE_ENCODER = "image_encoder"
 """Folder of the image encoder beside an IP-Adapter's file."""
@@ -65,6 +70,8 @@ def load_picture_adapter(
             return _load_ip_adapter(path, unet, image_encoder)
         if path.is_dir() and (kind := _class_name(path)) in NETWORKS:
             return _load_network(path, str(kind))
+        if path.exists() and is_control_network(_class_name(path), partial(_shapes, path)):
+            return load_control_network(source, local_files_only=local_files_only)
     except AdapterError:
         raise
     except ModelError as error:
@@ -92,7 +99,7 @@ def _local_folder(source: str | Path, *, local_files_only: bool) -> Path:
     if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
         return path
     folder = paths.download_files(str(source), ["config.json"], local_files_only=local_files_only)
-    if _class_name(folder) in NETWORKS:
+    if _class_name(folder) in (*NETWORKS, *drive_files.NETWORKS):
         return paths.download_files(str(source), ["config.json", "*.safetensors"], local_files_only=local_files_only)
     return path
 
@@ -103,6 +110,12 @@ def _is_ip_adapter(path: Path) -> bool:
 
 def _class_name(folder: Path) -> object:
     return read_json(folder / "config.json").get("_class_name") if (folder / "config.json").is_file() else None
+
+
+def _shapes(path: Path) -> Shapes:
+    """Of the tensors of a file, or of a folder's; none where there is no such file."""
+    file = path / "diffusion_pytorch_model.safetensors" if path.is_dir() else path
+    return read_shapes(file) if file.is_file() and file.suffix == ".safetensors" else {}
 
 
 def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str | Path | None) -> PictureAdapter:

@@ -1,7 +1,7 @@
-"""Loaded adapters that condition a UNet by a picture: what every kind of them can do.
+"""Loaded adapters that condition a UNet by a picture or a drive: what every kind of them can do.
 
-A kind reads a picture once for all steps (`read`), and is put to work on what it read (`condition`). Knows pipelines
-and pictures; no files, no history.
+A kind reads it once for all steps (`read`), and is put to work on what it read (`condition`). Knows pipelines and
+pictures; no files, no history.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from fisedit.drive import Drive
 from fisedit.errors import InputError
 from fisedit.values import REFERENCE
 
@@ -33,22 +34,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class PictureInputs:
-    """A picture as an adapter reads it.
+class AdapterInputs:
+    """What an adapter reads, and for which picture.
 
     Args:
         pipe: that is conditioned.
         executor: of its UNet.
-        picture: mode RGB.
+        given: a picture of mode RGB, or a drive, as the adapter's `argument` says.
         config: of the picture that is made.
         branches: guidance branches, 1 or 2.
     """
 
     pipe: StableDiffusionPipeline
     executor: Executor
-    picture: Image
+    given: Image | Drive
     config: GenerationConfig
     branches: int
+
+    @property
+    def picture(self) -> Image:
+        """The picture that is read."""
+        assert not isinstance(self.given, Drive), "the adapter reads pictures"
+        return self.given
+
+    @property
+    def drive(self) -> Drive:
+        """The drive that is read."""
+        assert isinstance(self.given, Drive), "the adapter reads drives"
+        return self.given
 
 
 class PictureAdapter(ABC):
@@ -59,7 +72,7 @@ class PictureAdapter(ABC):
     """
 
     argument: ClassVar[str] = REFERENCE
-    """`REFERENCE` or `CONTROL`."""
+    """`REFERENCE`, `CONTROL` or `DRIVE`: what it reads."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -73,8 +86,8 @@ class PictureAdapter(ABC):
         """Move it to a UNet's device and dtype, and prepare what does not depend on pictures."""
 
     @abstractmethod
-    def read(self, inputs: PictureInputs) -> tuple[Any, int]:
-        """What it reads of a picture, as `condition` takes it, and the multiply-accumulates spent.
+    def read(self, inputs: AdapterInputs) -> tuple[Any, int]:
+        """What it reads, as `condition` takes it, and the multiply-accumulates spent.
 
         Raises:
             InputError: a size that it cannot take.
@@ -85,7 +98,7 @@ class PictureAdapter(ABC):
         """The adapter at work.
 
         Args:
-            read: of a picture; None where only layers or costs are needed.
+            read: what `read` gave; None where only layers or costs are needed.
             use: how it takes part; of a step that it covers.
             branches: guidance branches, 1 or 2.
         """

@@ -1,4 +1,4 @@
-"""Loaded adapters that read pictures, the pictures, and what the former read of the latter, once for all steps.
+"""Loaded adapters, the pictures and drives that they read, and what they read of them, once for all steps.
 
 Knows a pipeline and the adapters' common form (`picture_adapter`); neither their kinds nor history.
 """
@@ -15,11 +15,12 @@ import numpy as np
 import PIL.Image
 from scipy.ndimage import binary_fill_holes
 
-from fisedit.adapters.picture_adapter import PictureInputs
+from fisedit.adapters.picture_adapter import AdapterInputs
+from fisedit.drive import Drive
 from fisedit.errors import AdapterError, InputError
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
-from fisedit.values import CONTROL, REFERENCE, AdapterReference, AdapterUse, check_scale
+from fisedit.values import CONTROL, DRIVE, REFERENCE, AdapterReference, AdapterUse, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _SAME_LEVEL = 16
 """Levels of 255 up to which pixels of two control pictures are alike."""
+
+_READERS = {REFERENCE: "an adapter", CONTROL: "a control adapter", DRIVE: "a control network"}
 
 _KEPT = 4
 """Readings of pictures that stay in memory, the last ones used."""
@@ -136,28 +139,31 @@ class References:
         self._kept.clear()
 
     def entries(
-        self, picture: object, argument: str, crop: Box | None = None, size: tuple[int, int] | None = None
+        self, given: object, argument: str, crop: Box | None = None, size: tuple[int, int] | None = None
     ) -> tuple[AdapterReference, ...]:
-        """What a config records of a picture: one entry for every loaded adapter that reads it.
+        """What a config records of a picture or a drive: one entry for every loaded adapter that reads it.
 
         Args:
-            picture: a PIL image.
-            argument: `REFERENCE` or `CONTROL`, which the picture was given as.
+            given: a PIL image, or a `Drive`.
+            argument: `REFERENCE`, `CONTROL` or `DRIVE`, which it was given as.
             crop: the part of the edited picture that is on the canvas, which a picture of its size is cut to; or None.
             size: width and height of the edited picture, or None.
 
         Raises:
-            InputError: it is no picture.
+            InputError: it is no picture, or no drive.
             AdapterError: no adapter that reads it is loaded.
         """
         readers = {name: each for name, each in self.adapters.items() if each.adapter.argument == argument}
         if not readers:
-            kind = {REFERENCE: "an adapter", CONTROL: "a control adapter"}[argument]
-            raise AdapterError(f"a {argument} needs {kind} that reads it; call load_adapter first")
-        if not isinstance(picture, PIL.Image.Image):
-            what = type(picture).__name__
+            raise AdapterError(f"a {argument} needs {_READERS[argument]} that reads it; call load_adapter first")
+        if argument == DRIVE:
+            if not isinstance(given, Drive):
+                raise InputError(f"drive must be a Drive, got {type(given).__name__}; see fisedit.Drive")
+            return tuple(AdapterReference(name, each.use, given.digest, given) for name, each in readers.items())
+        if not isinstance(given, PIL.Image.Image):
+            what = type(given).__name__
             raise InputError(f"{argument} must be a PIL image, got {what}; open files with PIL.Image.open")
-        upright = to_editable(picture)
+        upright = to_editable(given)
         upright = to_canvas(upright, upright.size)
         upright = upright.crop(crop) if crop is not None and upright.size == size else upright
         digest = hashlib.sha256(f"{upright.size}".encode() + upright.tobytes()).hexdigest()[:16]
@@ -266,10 +272,10 @@ class References:
             self._kept.move_to_end(key)
             return 0
         adapter = self._adapter(entry)
-        if entry.reference not in self.pictures:
+        given = entry.drive or self.pictures.get(entry.reference)
+        if given is None:
             raise AdapterError(f"the {adapter.argument} picture {entry.reference} is not here; give it again")
-        picture = self.pictures[entry.reference]
-        self._kept[key], macs = adapter.read(PictureInputs(self._pipe, self._executor, picture, config, branches))
+        self._kept[key], macs = adapter.read(AdapterInputs(self._pipe, self._executor, given, config, branches))
         while len(self._kept) > max(_KEPT, len(config.like)):
             self._kept.popitem(last=False)
         return macs

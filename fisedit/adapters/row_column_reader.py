@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.adapters.base import Gain, Grids
-    from fisedit.adapters.picture_adapter import PictureInputs
+    from fisedit.adapters.picture_adapter import AdapterInputs
     from fisedit.adapters.row_column import ReferenceKeys, RowColumnAdapter, RowColumnBlock
     from fisedit.sparse.executor import ExtraSite
     from fisedit.sparse.feature_cache import CachedFeatures
@@ -100,7 +100,7 @@ class RowColumnReader(PictureAdapter):
         for block in self.adapter.blocks.values():
             output_conv(block.row_column)  # known before the first edit
 
-    def read(self, inputs: PictureInputs) -> tuple[Mapping[str, ReferenceKeys], int]:
+    def read(self, inputs: AdapterInputs) -> tuple[Mapping[str, ReferenceKeys], int]:
         """See `PictureAdapter.read`."""
         unet = inputs.pipe.unet
         with torch.inference_mode():
@@ -117,7 +117,7 @@ class RowColumnReader(PictureAdapter):
         """See `PictureAdapter.is_recorded`."""
         return is_recorded(self.identity, features)
 
-    def _reading_macs(self, inputs: PictureInputs) -> int:
+    def _reading_macs(self, inputs: AdapterInputs) -> int:
         """Of the pass up to the last up block, and of reading its maps."""
         unet, executor, branches = inputs.pipe.unet, inputs.executor, inputs.branches
         last = (f"up_blocks.{len(unet.up_blocks) - 1}.", "conv_norm_out", "conv_out")
@@ -128,7 +128,7 @@ class RowColumnReader(PictureAdapter):
         return unet_pass + branches * reference_macs(self.adapter, unet, grids)
 
 
-def _reading_inputs(inputs: PictureInputs) -> tuple[Tensor, Tensor]:
+def _reading_inputs(inputs: AdapterInputs) -> tuple[Tensor, Tensor]:
     """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
     pipe, config = inputs.pipe, inputs.config
     latents = encode(pipe.vae, to_canvas(inputs.picture, (config.width, config.height))).to(pipe.unet.dtype)

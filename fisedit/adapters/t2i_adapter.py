@@ -23,7 +23,7 @@ from fisedit.values import CONTROL
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
-    from fisedit.adapters.picture_adapter import PictureInputs
+    from fisedit.adapters.picture_adapter import AdapterInputs
     from fisedit.values import AdapterUse
 
 
@@ -73,7 +73,7 @@ class T2IAdapterReader(PictureAdapter):
         """See `PictureAdapter.match`."""
         self.network.to(unet.device, unet.dtype)
 
-    def read(self, inputs: PictureInputs) -> tuple[list[Tensor], int]:
+    def read(self, inputs: AdapterInputs) -> tuple[list[Tensor], int]:
         """See `PictureAdapter.read`; pictures are resized to the canvas."""
         config, network = inputs.config, self.network
         picture = to_canvas(inputs.picture, (config.width, config.height))
