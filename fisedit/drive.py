@@ -37,13 +37,15 @@ EXPRESSIONS = (
 )
 """ARKit's coefficients in the order of Apple's list. It ends with tongueOut, which the networks do not read."""
 
+POSE = ("pitch", "yaw", "roll", "x", "y", "scale")
+"""Numbers of a pose."""
+
 EMOTION, FACE = 548, (3, 1024)
 """Numbers of PD-FGC's vector, and of CLIP-H's embeddings of three patches of a face."""
 
 _UNREAD = frozenset({"tongueout", "_neutral"})
 """What trackers give beside them."""
 
-_POSE = ("pitch", "yaw", "roll", "x", "y", "scale")
 _RANGES = {
     "pitch": (-180, 180),
     "yaw": (-180, 180),
@@ -80,8 +82,8 @@ class Drive:
     face: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        pose = _numbers("pose", self.pose, len(_POSE), needed=True)
-        for name, value in zip(_POSE, pose, strict=True):
+        pose = _numbers("pose", self.pose, len(POSE), needed=True)
+        for name, value in zip(POSE, pose, strict=True):
             low, high = _RANGES[name]
             if not low <= value <= high:
                 raise InputError(f"a pose's {name} must be in [{low:g}, {high:g}], got {value:g}")

@@ -106,13 +106,13 @@ class DriveReader(PictureAdapter):
             picture = torch.cat([-torch.ones_like(picture), picture])
             numbers = {name: torch.cat([torch.zeros_like(each), each]) for name, each in numbers.items()}
         like = next(self.network.parameters())
-        given = [{name: each.to(like) for name, each in numbers.items()}]
+        given = {name: each.to(like) for name, each in numbers.items()}
+        return counted(lambda: self._maps(picture.to(like), given))
 
-        def run() -> dict[str, Tensor]:
-            maps: Any = self.network(picture.to(like), **given[0])
-            return maps if self.projection is None else self.projection(maps)
-
-        return counted(run)
+    def _maps(self, picture: Tensor, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: Any = self.network(picture, **numbers)
+        projected: dict[str, Tensor] = found if self.projection is None else self.projection(found)
+        return projected
 
     def condition(self, read: Mapping[str, Tensor] | None, use: AdapterUse, branches: int) -> DriveCondition:
         """See `PictureAdapter.condition`."""

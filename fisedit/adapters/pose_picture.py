@@ -45,7 +45,8 @@ def corners(pose: Sequence[float], size: tuple[int, int]) -> NDArray[np.float64]
     side, distance = min(size), _FOCAL * _SIDE / scale
     middle = np.array([x * size[0], -y * size[1]]) / 2 * distance / (_FOCAL * side)
     seen = side * _FOCAL * (turned[:, :2] + middle) / (distance - turned[:, 2:])
-    return np.array(size) / 2 + seen * [1, -1]
+    found: NDArray[np.float64] = np.array(size) / 2 + seen * [1, -1]
+    return found
 
 
 def draw_pose(pose: Sequence[float], size: tuple[int, int]) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The command line: `fisedit generate`, `edit`, `show`, `demo`, `batch`, `calibrate`, `plan`, `doctor`,
+"""The command line: `fisedit generate`, `edit`, `show`, `drive`, `demo`, `batch`, `calibrate`, `plan`, `doctor`,
 `validate`, `train-adapter`, `app`, `serve` and `bench`.
 
 Commands contain no torch, and import what needs it after their arguments are checked.
@@ -14,6 +14,7 @@ import typer
 from fisedit.cli import commands, console, diagnosis, edit
 from fisedit.cli import options as opt
 from fisedit.cli.bench import bench
+from fisedit.cli.clip import drive
 from fisedit.errors import InputError
 from fisedit.models.malloc import keep_freed_memory
 
@@ -30,7 +31,7 @@ def fisedit(
     """Edit a generated picture by changing words, and compute only what changes."""
 
 
-for command in (edit.generate, edit.edit, edit.show, commands.demo, commands.batch):
+for command in (edit.generate, edit.edit, edit.show, drive, commands.demo, commands.batch):
     app.command()(command)
 for check in (diagnosis.calibrate, diagnosis.plan, diagnosis.doctor, diagnosis.validate):
     app.command()(check)

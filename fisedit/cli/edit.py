@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,12 +11,12 @@ from fisedit.adapters.control_pictures import CANNY, is_canny
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
+from fisedit.cli.inputs import load_adapters, options_given, read_conditions, read_image
+from fisedit.cli.places import edit_areas, parse_sides
 from fisedit.errors import InputError
 from fisedit.storage import files, session_folder
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from fisedit import Editor, Region
     from fisedit.editor import Preview
     from fisedit.storage.images import DecodedImage
@@ -64,6 +62,7 @@ def generate(
     image_encoder: opt.ImageEncoder = None,
     reference: opt.Reference = None,
     control: opt.Control = None,
+    drive: opt.DriveFile = None,
     model: opt.Model = "demo",
     vae: opt.Vae = None,
     device: opt.Device = None,
@@ -81,7 +80,7 @@ def generate(
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
     _check_new(context)
-    files.check_image_path(output, reference, control)
+    files.check_image_path(output, reference, control, drive)
     files.check_trace_path(trace)
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
@@ -91,8 +90,8 @@ def generate(
         editor = Editor.from_pretrained(
             model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
-        _load_adapters(context, editor)
-        pictures = _read_pictures(context)
+        load_adapters(context, editor)
+        conditions = read_conditions(context)
         with profiling(editor, shown=profile, trace=trace) as layers:
             editor.generate(
                 prompt,
@@ -105,7 +104,7 @@ def generate(
                 scheduler=scheduler,
                 clip_skip=clip_skip,
                 on_step=on_step,
-                **pictures,
+                **conditions,
             )
     notes = editor.write(output, metadata=metadata)
     if session is not None:
@@ -144,6 +143,7 @@ def edit(
     image_encoder: opt.ImageEncoder = None,
     reference: opt.Reference = None,
     control: opt.Control = None,
+    drive: opt.DriveFile = None,
     structure: opt.Structure = 0.0,
     strength: opt.Strength = 1.0,
     edit_seed: opt.EditSeed = None,
@@ -176,16 +176,16 @@ def edit(
     _check_prompt(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
-    files.check_image_path(output, mask, protect, picture, origin, reference, control, region, regions)
+    files.check_image_path(output, mask, protect, picture, origin, reference, control, drive, region, regions)
     files.check_trace_path(trace)
     if session is not None:
         session_folder.check_outputs(session, output, trace)
         context.with_resource(session_folder.lock(session))
-    opened, (place, areas) = _read_image(picture or origin), _areas(context)
+    opened, (place, areas) = read_image(picture or origin), edit_areas(context)
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
-        areas |= _read_pictures(context)
+        areas |= read_conditions(context)
         with profiling(editor, shown=profile, trace=trace) as layers:
             _edit(context, editor, areas, on_step)
     if preview:
@@ -214,7 +214,7 @@ def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step
     if given["erase"]:
         editor.erase(areas["region"], **options)
     elif given["extend"] is not None:
-        left, top, right, bottom = _sides("extend", given["extend"], int)
+        left, top, right, bottom = parse_sides("extend", given["extend"], int)
         editor.extend(left, top, right, bottom, **options)
     elif not given["preview"] and (prompt is not None or given["regions"] is not None):
         editor.edit(prompt, on_step=on_step, verify=given["verify"], structure=given["structure"], **areas)
@@ -222,7 +222,7 @@ def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step
 
 def show(picture: opt.Shown, json: opt.Json = False) -> None:
     """Print how a picture was made, from its file."""
-    opened = _read_image(picture)
+    opened = read_image(picture)
     assert opened is not None
     from fisedit.storage import image_metadata, provenance
 
@@ -249,7 +249,7 @@ def _show_result(
 
 def _check_source(context: typer.Context) -> None:
     """Check that exactly one source is given, and no option that does not apply to it."""
-    explicit = _options_given(context)
+    explicit = options_given(context)
     given = {"session", "source_prompt", "picture", "origin"} & explicit
     if len(given) != 1 and given not in _COMBINATIONS:
         raise InputError(
@@ -280,9 +280,9 @@ _MARKS = ("mask", "box", "word", "region")
 """Options that say where."""
 
 _NO_USE = {
-    "erase": ("preview", "structure", "strength", "reference", "control", "adapter", "regions", "extend"),
+    "erase": ("preview", "structure", "strength", "reference", "control", "drive", "adapter", "regions", "extend"),
     "extend": (
-        *("preview", "structure", "strength", "reference", "control", "adapter", "inversion", "context_ratio"),
+        *("preview", "structure", "strength", "reference", "control", "drive", "adapter", "inversion", "context_ratio"),
         *("regions", "protect", "grow", "instance", *_MARKS),
     ),
     "regions": ("protect", "grow", "instance", *_MARKS),
@@ -292,7 +292,7 @@ _NO_USE = {
 
 def _check_prompt(context: typer.Context) -> None:
     """Check that there are words, or another way to edit and nothing that it has no use for."""
-    explicit = _options_given(context)
+    explicit = options_given(context)
     if not {"prompt", *_NO_USE} & explicit:
         raise InputError("give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks")
     for option, without in _NO_USE.items():
@@ -306,104 +306,9 @@ def _check_prompt(context: typer.Context) -> None:
     if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
         raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
     if context.params["extend"] is not None:
-        _sides("extend", context.params["extend"], int)
+        parse_sides("extend", context.params["extend"], int)
     if context.params["soft"] and "mask" not in explicit:
         raise InputError("--soft is of a --mask, got none; give one")
-
-
-def _areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
-    """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
-    from fisedit import Region
-
-    given = context.params
-    marked, several = _marked(context), _read_regions(given["regions"])
-    areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
-    areas |= {"regions": several} if several else {"region": _region(context, marked)}
-    place = Region.union(each for each, _ in several) if several else marked
-    return (None if given["word"] or (place is not None and place.reads_words) else place), areas
-
-
-def _marked(context: typer.Context) -> Region | None:
-    """What --mask, --box and --region mark; None without any."""
-    from fisedit import Region
-    from fisedit.integrations.region_json import parse_region
-    from fisedit.storage.images import read_mask
-
-    given = context.params
-    regions = [Region.box(*_sides("box", text, float)) for text in given["box"] or ()]
-    if given["region"] is not None:
-        regions.append(parse_region(*_read_json("region", given["region"])))
-    if (mask := read_mask(given["mask"])) is not None:
-        regions.insert(0, Region.mask(mask, soft=given["soft"]))
-    return Region.union(regions) if regions else None
-
-
-def _read_regions(path: Path | None) -> list[tuple[Region, str]]:
-    """The regions of --regions, with their prompts; none without it."""
-    from fisedit.integrations.region_json import parse_regions
-
-    return [] if path is None else parse_regions(*_read_json("regions", path))
-
-
-def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]]:
-    """A file's JSON, and what reads the masks that it names, beside it."""
-    from fisedit.storage.images import read_mask
-
-    try:
-        value = loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error
-    return value, lambda name: read_mask(path.parent / name)
-
-
-def _sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N, N]:
-    try:
-        left, top, right, bottom = map(kind, text.split(","))
-    except ValueError as error:
-        raise InputError(f"--{option} must be L,T,R,B in pixels, got {text!r:.60}") from error
-    return left, top, right, bottom
-
-
-def _region(context: typer.Context, marked: Region | None) -> Region:
-    """Where the picture may change: what is marked and where given words attend, or else the changed ones."""
-    from fisedit import Region
-    from fisedit.storage.images import read_mask
-
-    given, region = context.params, marked
-    if marked is None or given["word"]:
-        options = {name: given[name] for name in ("instance", "probe_steps")}
-        words = Region.words(*given["word"] or (), method=given["mask_method"], **options)
-        region = words if marked is None else marked | words
-    assert region is not None
-    region, protect = region.grow(given["grow"]), read_mask(given["protect"])
-    return region if protect is None else region - Region.mask(protect)
-
-
-def _read_image(path: Path | None) -> DecodedImage | None:
-    """Decode an image file; None stays None."""
-    if path is None:
-        return None
-    from fisedit.storage.images import decode, read_bytes
-
-    if not path.is_file():
-        raise InputError(f"picture must be an image file, got {path}: no such file")
-    return decode(read_bytes(path), f"picture {path}")
-
-
-def _load_adapters(context: typer.Context, editor: Editor) -> None:
-    """Load the adapters that are given."""
-    own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
-    for source, use in opt.parse_adapters(context.params):
-        editor.load_adapter(source, **use.as_dict(), **own)
-
-
-def _read_pictures(context: typer.Context) -> dict[str, Image | None]:
-    """The pictures that adapters read, if given; edges are those of the source, which was opened with them."""
-    given = context.params
-    paths = {name: None if is_canny(given[name]) else given[name] for name in ("reference", "control")}
-    pictures = {name: _read_image(path) for name, path in paths.items()}
-    return {name: picture.image if picture else None for name, picture in pictures.items()}
 
 
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:
@@ -426,15 +331,15 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
     place = {name: given[name] for name in ("device", "dtype", "local_files_only", "cache_dtype")}
     if given["session"] is not None and opened is None:
         editor = Editor.resume(Path(given["session"]), **place)
-        _load_adapters(context, editor)
+        load_adapters(context, editor)
         return editor
     if given["origin"] is not None and opened is not None:
-        model = given["model"] if "model" in _options_given(context) else None
+        model = given["model"] if "model" in options_given(context) else None
         editor = Editor.remake(opened.image, model=model, changes=_changes(context), on_step=on_step, **place)
-        _load_adapters(context, editor)
+        load_adapters(context, editor)
         return editor
     editor = Editor.from_pretrained(given["model"], vae=given["vae"], **place)
-    _load_adapters(context, editor)
+    load_adapters(context, editor)
     config = {name: given[name] for name in _CONFIG}
     if opened is None:
         editor.generate(given["source_prompt"], on_step=on_step, **config)
@@ -454,13 +359,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
 
 def _changes(context: typer.Context) -> dict[str, Any]:
     """The options that replace values of an image's origin."""
-    return {name: context.params[name] for name in (*_CONFIG, "inversion") if name in _options_given(context)}
-
-
-def _options_given(context: typer.Context) -> set[str]:
-    """Names of the parameters given on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {name: context.params[name] for name in (*_CONFIG, "inversion") if name in options_given(context)}
 
 
 def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -> None:

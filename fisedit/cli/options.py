@@ -170,6 +170,26 @@ Control = Annotated[
         "--control-net or the like.",
     ),
 ]
+DriveFile = Annotated[
+    Path | None,
+    Option(
+        "--drive",
+        help="File with a head's pose and expression, .json or .csv with one line; needs an --adapter that is one of "
+        "HelloMeme's control networks.",
+    ),
+]
+DrivenPicture = Annotated[
+    Path, Argument(metavar="SOURCE", help="Picture of every frame; made again from its metadata if it has some.")
+]
+Poses = Annotated[
+    Path, Argument(metavar="POSES", help="File with a pose and an expression for every frame, .json or .csv.")
+]
+ClipOutput = Annotated[Path, Option("--output", help="Clip to write: .webp, .png, .gif, or .mp4 where ffmpeg is.")]
+FramesPerSecond = Annotated[float, Option("--fps", help="Frames a second.")]
+ShownWords = Annotated[
+    str | None, Option("--source-prompt", help="What SOURCE shows; it is inverted then, whatever its metadata say.")
+]
+FramePrompt = Annotated[str | None, Option("--prompt", help="What the frames show; as SOURCE without it.")]
 Structure = Annotated[float, Option(help="0 to 1: how long what is inside the mask keeps its structure.")]
 Verify = Annotated[
     bool, Option(help="Check once whether the change reaches beyond the mask, and dilate the mask then.")

@@ -1,0 +1,121 @@
+"""The command `drive`: a clip of one picture and a sequence of poses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fisedit.cli import console
+from fisedit.cli import options as opt
+from fisedit.cli.inputs import load_adapters, options_given, read_image
+from fisedit.cli.places import chosen_region, marked_region
+from fisedit.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from fisedit import Editor
+    from fisedit.values import OnStep
+
+
+def drive(
+    context: typer.Context,
+    source: opt.DrivenPicture,
+    poses: opt.Poses,
+    adapter: opt.Adapter = None,
+    adapter_scale: opt.AdapterScale = None,
+    control_guidance_start: opt.ControlStart = 0.0,
+    control_guidance_end: opt.ControlEnd = 1.0,
+    guess_mode: opt.GuessMode = False,
+    image_encoder: opt.ImageEncoder = None,
+    reference: opt.Reference = None,
+    source_prompt: opt.ShownWords = None,
+    prompt: opt.FramePrompt = None,
+    mask: opt.Mask = None,
+    soft: opt.Soft = False,
+    box: opt.Boxes = None,
+    region: opt.RegionFile = None,
+    protect: opt.Protect = None,
+    grow: opt.Grow = 0,
+    word: opt.Words = None,
+    instance: opt.Instance = None,
+    mask_method: opt.MaskMethod = "things",
+    probe_steps: opt.ProbeSteps = None,
+    quality: opt.Quality = "balanced",
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 7.5,
+    seed: opt.Seed = 0,
+    fps: opt.FramesPerSecond = 12.0,
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.ClipOutput = Path("clip.webp"),
+    json: opt.Json = False,
+) -> None:
+    """Move a head: one edit of SOURCE for every pose, in one region; a run that was stopped continues."""
+    from fisedit.clips.drives import read_drives
+    from fisedit.clips.render import check_clip_path, check_rate, render_frames, write_clip
+
+    check_clip_path(output)
+    check_rate(fps)
+    if not adapter:
+        raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
+    if not any((mask, box, region, word)):
+        raise InputError("give a --mask, --box, --word or --region, got none; it says what moves")
+    if output.resolve() in {path.resolve() for path in (source, poses, mask, region, reference) if path}:
+        raise InputError(f"output must not be an input, got {output} for both; choose another name")
+    opened, drives = read_image(source), read_drives(poses)
+    place = chosen_region(context, marked_region(context))
+    look = read_image(reference)
+    assert opened is not None
+    with console.progress("Opening") as on_step:
+        editor = _open(context, opened.image, on_step)
+    with console.progress("Rendering") as on_step:
+        frames = render_frames(
+            editor,
+            drives,
+            place,
+            output,
+            prompt=prompt,
+            quality=quality,
+            reference=None if look is None else look.image,
+            on_step=on_step,
+        )
+    notes = write_clip(frames, output, frames_per_second=fps)
+    rate = frames.rendered / frames.seconds if frames.rendered else 0.0
+    values = {
+        "frames": len(frames.paths),
+        "rendered": frames.rendered,
+        "area": frames.area,
+        "seconds": frames.seconds,
+        "frames_per_second": rate,
+    }
+    if json:
+        console.show_json(values | {"notes": notes, "output": output})
+        return
+    console.show_rows([values])
+    for note in notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"Written: {output}")
+
+
+def _open(context: typer.Context, picture: Image, on_step: OnStep) -> Editor:
+    """An editor whose current picture is the source, with its adapters."""
+    from fisedit import Editor
+    from fisedit.storage.image_metadata import read_metadata
+
+    given = context.params
+    place = {name: given[name] for name in ("device", "dtype", "local_files_only")}
+    if given["source_prompt"] is None and read_metadata(picture).origin:
+        model = given["model"] if "model" in options_given(context) else None
+        editor = Editor.remake(picture, model=model, on_step=on_step, **place)
+        load_adapters(context, editor)
+        return editor
+    editor = Editor.from_pretrained(given["model"], **place)
+    load_adapters(context, editor)
+    config = {name: given[name] for name in ("num_inference_steps", "guidance_scale", "seed")}
+    editor.open(picture, given["source_prompt"] or "", on_step=on_step, **config)
+    return editor

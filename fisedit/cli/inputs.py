@@ -1,0 +1,56 @@
+"""What a command's options give to read: pictures, drives and adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fisedit.adapters.control_pictures import is_canny
+from fisedit.cli import options as opt
+from fisedit.errors import InputError
+
+if TYPE_CHECKING:
+    import typer
+
+    from fisedit import Editor
+    from fisedit.storage.images import DecodedImage
+
+
+def read_image(path: Path | None) -> DecodedImage | None:
+    """Decode an image file; None stays None."""
+    if path is None:
+        return None
+    from fisedit.storage.images import decode, read_bytes
+
+    if not path.is_file():
+        raise InputError(f"picture must be an image file, got {path}: no such file")
+    return decode(read_bytes(path), f"picture {path}")
+
+
+def load_adapters(context: typer.Context, editor: Editor) -> None:
+    """Load the adapters that are given."""
+    own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
+    for source, use in opt.parse_adapters(context.params):
+        editor.load_adapter(source, **use.as_dict(), **own)
+
+
+def read_conditions(context: typer.Context) -> dict[str, Any]:
+    """What adapters read, if given; edges are those of the source, which was opened with them."""
+    from fisedit.clips.drives import read_drives
+
+    given = context.params
+    paths = {name: None if is_canny(given[name]) else given[name] for name in ("reference", "control")}
+    pictures = {name: read_image(path) for name, path in paths.items()}
+    found: dict[str, Any] = {name: picture.image if picture else None for name, picture in pictures.items()}
+    if given["drive"] is None:
+        return found
+    drives = read_drives(given["drive"])
+    if len(drives) != 1:
+        raise InputError(f"--drive must hold one pose, got {len(drives)} in {given['drive']}; see fisedit drive")
+    return found | {"drive": drives[0]}
+
+
+def options_given(context: typer.Context) -> set[str]:
+    """Names of the parameters given on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

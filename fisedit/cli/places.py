@@ -1,0 +1,87 @@
+"""Where a command's options say that a picture may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fisedit.errors import InputError
+
+if TYPE_CHECKING:
+    import typer
+
+    from fisedit import Region
+
+N = TypeVar("N", int, float)
+
+
+def edit_areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
+    """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
+    from fisedit import Region
+
+    given = context.params
+    marked, several = marked_region(context), _read_regions(given["regions"])
+    areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
+    areas |= {"regions": several} if several else {"region": chosen_region(context, marked)}
+    place = Region.union(each for each, _ in several) if several else marked
+    return (None if given["word"] or (place is not None and place.reads_words) else place), areas
+
+
+def marked_region(context: typer.Context) -> Region | None:
+    """What --mask, --box and --region mark; None without any."""
+    from fisedit import Region
+    from fisedit.integrations.region_json import parse_region
+    from fisedit.storage.images import read_mask
+
+    given = context.params
+    regions = [Region.box(*parse_sides("box", text, float)) for text in given["box"] or ()]
+    if given["region"] is not None:
+        regions.append(parse_region(*_read_json("region", given["region"])))
+    if (mask := read_mask(given["mask"])) is not None:
+        regions.insert(0, Region.mask(mask, soft=given["soft"]))
+    return Region.union(regions) if regions else None
+
+
+def _read_regions(path: Path | None) -> list[tuple[Region, str]]:
+    """The regions of --regions, with their prompts; none without it."""
+    from fisedit.integrations.region_json import parse_regions
+
+    return [] if path is None else parse_regions(*_read_json("regions", path))
+
+
+def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]]:
+    """A file's JSON, and what reads the masks that it names, beside it."""
+    from fisedit.storage.images import read_mask
+
+    try:
+        value = loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error
+    return value, lambda name: read_mask(path.parent / name)
+
+
+def parse_sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N, N]:
+    """Four numbers with commas between. Raises InputError, which names the option."""
+    try:
+        left, top, right, bottom = map(kind, text.split(","))
+    except ValueError as error:
+        raise InputError(f"--{option} must be L,T,R,B in pixels, got {text!r:.60}") from error
+    return left, top, right, bottom
+
+
+def chosen_region(context: typer.Context, marked: Region | None) -> Region:
+    """Where the picture may change: what is marked and where given words attend, or else the changed ones."""
+    from fisedit import Region
+    from fisedit.storage.images import read_mask
+
+    given, region = context.params, marked
+    if marked is None or given["word"]:
+        options = {name: given[name] for name in ("instance", "probe_steps")}
+        words = Region.words(*given["word"] or (), method=given["mask_method"], **options)
+        region = words if marked is None else marked | words
+    assert region is not None
+    region, protect = region.grow(given["grow"]), read_mask(given["protect"])
+    return region if protect is None else region - Region.mask(protect)

@@ -1,0 +1,194 @@
+"""`fisedit drive`: a clip of poses, whose frames are the source outside one region; stopped runs go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+from safetensors.torch import save_file
+
+from fisedit import Drive, Editor, Region
+from fisedit.adapters.drive_networks import DriveNetwork
+from fisedit.clips import render
+from fisedit.clips.drives import MAX_FRAMES, read_drives
+from fisedit.errors import Cancelled, InputError
+from tests.support.adapters import filled
+
+CAT = "a cat and a cake on a beach"
+POSES = "pitch, yaw,roll,x,y,scale,jawOpen\n0,0,0,0,0,0.4,0\n0,25,0,0,0,0.4,0.5\n0,25,20,0.1,0,0.4,1\n"
+BOX = ("--box", "16,16,80,80")
+OUTSIDE = np.ones((128, 128), bool)
+OUTSIDE[16:80, 16:80] = False
+
+
+@pytest.fixture(scope="session")
+def control(tmp_path_factory, pipelines) -> Path:
+    """A control network for the tiny model, with weights by a recipe."""
+    unet, folder = pipelines["demo"].unet, tmp_path_factory.mktemp("control")
+    channels = [block.resnets[-1].out_channels for block in unet.down_blocks if block.downsamplers]
+    network = filled(DriveNetwork((16, *channels), 32, points=[f"down_{i}" for i in range(len(channels))]))
+    save_file(network.state_dict(), folder / "diffusion_pytorch_model.safetensors")
+    (folder / "config.json").write_text('{"_class_name": "HMControlNet"}')
+    return folder
+
+
+@pytest.fixture
+def driven(fisedit, model, control, tmp_path):
+    """Runs `fisedit drive` on a picture that says how it was made, with three poses."""
+    fisedit("generate", CAT, "--model", model, "--num-inference-steps", "2", "--width", "128", "--height", "128")
+    (tmp_path / "poses.csv").write_text(POSES)
+
+    def run(*arguments: object, poses: str = "poses.csv"):
+        return fisedit("drive", "source.png", poses, "--adapter", control, "--model", model, *arguments)
+
+    return run
+
+
+def frames_of(path):
+    with Image.open(path) as clip:
+        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(clip)]
+
+
+@pytest.mark.parametrize("ending", ["webp", "png"])
+def test_every_frame_is_the_source_outside_the_region(driven, tmp_path, ending):
+    told = driven(*BOX, "--output", f"clip.{ending}", "--fps", "8", "--json")
+    assert (told.status, told.err) == (0, "")
+    said, frames = json.loads(told.out), frames_of(tmp_path / f"clip.{ending}")
+    assert said["frames"] == said["rendered"] == len(frames) == 3 and said["frames_per_second"] > 0
+    assert said["area"] == pytest.approx(0.25)
+    still = np.asarray(Image.open(tmp_path / "source.png").convert("RGB"))
+    assert all((frame[OUTSIDE] == still[OUTSIDE]).all() for frame in frames)
+    assert len({frame.tobytes() for frame in frames}) == 3
+    with Image.open(tmp_path / f"clip.{ending}") as clip:
+        clip.seek(1)
+        clip.load()
+        assert clip.info["duration"] == 125
+    assert not (tmp_path / f"clip.{ending}.frames").exists()
+
+
+def test_a_palette_is_said(driven, tmp_path):
+    told = driven(*BOX, "--output", "clip.gif")
+    assert told.status == 0 and "note: gif has 256 colours" in told.out and "Written: clip.gif" in told.out
+    assert len(frames_of(tmp_path / "clip.gif")) == 3
+
+
+def test_a_picture_of_another_program_and_words_that_say_where(driven, tmp_path):
+    Image.fromarray(np.full((128, 128, 3), 90, np.uint8)).save(tmp_path / "source.png")
+    told = driven("--word", "cat", "--source-prompt", CAT, "--num-inference-steps", "2", "--json")
+    assert (told.status, told.err) == (0, "")
+    assert json.loads(told.out)["rendered"] == 3 and len(frames_of(tmp_path / "clip.webp")) == 3
+
+
+def test_a_run_that_was_stopped_goes_on(pipelines, control, tmp_path):
+    editor, drives = Editor(pipelines["demo"], model="demo"), read_drives(poses(tmp_path))
+    editor.load_adapter(control)
+    source = editor.generate(CAT, num_inference_steps=2)
+    where, path = Region.box(16, 16, 64, 64), tmp_path / "clip.webp"
+
+    def stop(i, n, _):
+        if i >= 4:  # in the third frame
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        render.render_frames(editor, drives, where, path, on_step=stop)
+    assert len(list((tmp_path / "clip.webp.frames").iterdir())) == 2 and editor.current is source
+    counted = []
+    frames = render.render_frames(editor, drives, where, path, on_step=lambda i, n, _: counted.append((i, n)))
+    assert frames.rendered == 1 and counted == [(4, 6), (5, 6)] and len(editor.history) == 1
+    again = render.render_frames(editor, drives, where, tmp_path / "whole.webp")
+    assert [a.read_bytes() for a in frames.paths] == [b.read_bytes() for b in again.paths]
+    assert (
+        render.render_frames(editor, drives, where, path, quality="fast").rendered == 3
+    )  # other settings, other frames
+    render.write_clip(frames, path)
+    assert len(frames_of(path)) == 3 and len(list(frames.folder.iterdir())) == 3  # those of other settings
+
+
+def poses(folder, text=POSES, name="poses.csv"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_poses_of_trackers(tmp_path):
+    read = read_drives(poses(tmp_path))
+    assert read[1] == Drive((0, 25, 0, 0, 0, 0.4), {"jawOpen": 0.5}) and len(read) == 3
+    one = poses(tmp_path, json.dumps(read[2].as_dict()), "one.json")
+    several = poses(tmp_path, json.dumps([each.as_dict() for each in read]), "several.json")
+    assert read_drives(one) == (read[2],) and read_drives(several) == read
+    assert read_drives(poses(tmp_path, "yaw\n5\n"))[0] == Drive((0, 5, 0, 0, 0, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("yaw\n5\nfar\n", "p.csv", "line 3 of the poses: a drive's pose must be 6 numbers"),
+        ("yaw,nod\n5,1\n", "p.csv", "line 2 of the poses: no coefficient of an expression is named 'nod'"),
+        ("yaw,roll\n5\n", "p.csv", "line 2 of the poses: it has more or fewer fields"),
+        ("yaw\n", "p.csv", "poses must be 1 to"),
+        ("yaw\n" + "1\n" * (MAX_FRAMES + 1), "p.csv", "poses must be 1 to"),
+        ("[{}]", "p.json", "drive 1 of the poses: a drive must be a JSON object"),
+        ("{", "p.json", "poses must be JSON or CSV"),
+        ("", "p.txt", "poses must be a .json or .csv file"),
+    ],
+)
+def test_poses_that_are_none(tmp_path, text, name, message):
+    with pytest.raises(InputError) as refused:
+        read_drives(poses(tmp_path, text, name))
+    assert message in str(refused.value)
+
+
+def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
+    driven().refused("input", "give a --mask, --box, --word or --region, got none; it says what moves")
+    driven(*BOX, "--output", "clip.avi").refused("input", "a clip must end in .webp, .png, .gif, .mp4")
+    driven(*BOX, "--fps", "0").refused("input", "frames per second must be above 0, to 60, got 0")
+    driven(*BOX, "--output", "source.png").refused("input", "output must not be an input")
+    driven(*BOX, poses="none.csv").refused("input", "poses must be JSON or CSV, got none.csv")
+    fisedit("drive", "source.png", "poses.csv", *BOX).refused("input", "give an --adapter that reads poses")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["poses.csv", "source.png"]
+
+
+def test_mp4_needs_ffmpeg(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"needs the program ffmpeg, .*; install it, or write clip\.webp"):
+        render.check_clip_path(tmp_path / "clip.mp4")
+
+
+def test_mp4_by_ffmpeg(monkeypatch, tmp_path):
+    """A program of that name gets the frames as PNGs, and its output is the clip; its error is one line."""
+    program = tmp_path / "ffmpeg"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *"-framerate 12 "*) /bin/cat ;; *) echo "bad rate" >&2; exit 1 ;; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "clip.mp4.frames"
+    folder.mkdir()
+    Image.new("RGB", (8, 8), "red").save(folder / "0.png")
+    frames, path = (
+        render.ClipFrames(folder, [folder / "0.png"], 1, 1.0, 0.5),
+        render.check_clip_path(tmp_path / "clip.mp4"),
+    )
+    with pytest.raises(InputError, match=r"ffmpeg could not write the clip \(bad rate\); write a .webp instead"):
+        render.write_clip(frames, path, frames_per_second=24)
+    assert not path.exists() and (folder / "0.png").exists()
+    assert "mp4 is not exact" in render.write_clip(frames, path)[0]
+    assert path.read_bytes().startswith(b"\x89PNG") and not folder.exists()
+
+
+def test_one_pose_for_one_edit(fisedit, model, control, tmp_path):
+    given = ("--adapter", control, "--drive", "poses.csv")
+    poses(tmp_path, "yaw\n30\n")
+    begin = ("--model", model, "--num-inference-steps", "2", "--session", "s")
+    assert fisedit("generate", CAT, *begin, *given, "--json").status == 0
+    poses(tmp_path, "yaw\n-30\n")
+    run = fisedit("edit", "--session", "s", "--prompt", "a dog and a cake on a beach", "--drive", "poses.csv", "--json")
+    assert (run.status, run.err) == (0, "")
+    results = json.loads((tmp_path / "s/session.json").read_text())["results"]
+    assert [each["recipe"]["like"][0]["drive"]["pose"][1] for each in results] == [30, -30]
+    poses(tmp_path)
+    begin = ("--source-prompt", CAT, "--model", model, *given)
+    fisedit("edit", *begin, "--prompt", "a dog").refused("input", "--drive must hold one pose, got 3")
+    fisedit("edit", *begin, "--erase", *BOX).refused("input", "--erase has no use for --drive")
