@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = (
     "errors              what is raised on purpose",
+    "drive               a head's pose and expression",
     "values              frozen values, checked once",
     "models history      a diffusers model, loaded and checked | the tree of results",
     "storage             pictures, metadata and sessions on disk",
@@ -29,6 +30,7 @@ ORDER = (
     "pipeline            a plan to a result",
     "diagnosis           what a machine takes: calibration, plans, profiles",
     "editor              the public face",
+    "clips               an edit of one source for every drive",
     "integrations        interfaces of other libraries",
     "batch               folders, resumable",
     "evaluation          figures, and the truth that they are held to",
@@ -48,7 +50,7 @@ MAX_ARGUMENTS = 8
 """Arguments of a function, self and cls aside, but for those that users call and kernels."""
 
 PUBLIC_FACE = (
-    "fisedit.editor.Editor.",  # every argument is a choice of the user's, named and with a default
+    "fisedit.editor.",  # every argument is a choice of the user's, named and with a default
     "fisedit.integrations.diffusers_pipeline.FisEditPipeline.",  # diffusers' own arguments
     "app.api.Endpoints.",  # an endpoint's arguments are the fields of its JSON
 )

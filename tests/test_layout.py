@@ -46,11 +46,11 @@ def modules() -> list[Path]:
 
 
 def has_its_module(module: Path) -> bool:
-    """Whether a module of the same place has the test module's name, or, in the editor's case, begins it."""
+    """Whether a module of the same place has the test module's name, or, of the editor's, begins it."""
     top, *rest = module.parent.parts or ("",)
     folder = PACKAGES.get(top, ROOT / "fisedit" / top).joinpath(*rest)
     name = module.name.removeprefix("test_")
-    names = [name, name.partition("_")[0]] if name.startswith("editor_") else [name]
+    names = [name, name.partition("_")[0]] if top == "editor" else [name]
     return any((folder / f"{one}.py").is_file() for one in names)
 
 

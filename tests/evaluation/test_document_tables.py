@@ -32,13 +32,13 @@ _ENGINE = (
 _DENSE = (
     *(f"fisedit/evaluation/{name}.py" for name in ("dense_pipelines", "dense_search", "timing", "workload")),
     "fisedit/evaluation/schedules.py",
-    "fisedit/editor.py",
+    "fisedit/editor",
     "fisedit/planner.py",
 )
 _QUALITY = (
     "fisedit/masking",
     "fisedit/planner.py",
-    "fisedit/editor.py",
+    "fisedit/editor",
     "fisedit/evaluation/scenes",
     "fisedit/evaluation/quality",
 )
@@ -66,7 +66,7 @@ MEASURES = {
     "bench tiers": (
         *_ENGINE,
         *(f"fisedit/evaluation/{name}.py" for name in ("record_tiers", "timing", "workload")),
-        "fisedit/editor.py",
+        "fisedit/editor",
         "fisedit/planner.py",
         "fisedit/storage/pages.py",
         "fisedit/storage/session_store.py",

@@ -24,7 +24,7 @@ def test_the_commit_is_of_this_repository_and_a_changed_tree_is_not_clean(monkey
 
     monkeypatch.setattr(environment, "git", git)
     assert environment.code_state.__wrapped__() == {"commit": "f" * 40, "clean": True}
-    answers["status"] = " M fisedit/editor.py"
+    answers["status"] = " M fisedit/planner.py"
     assert environment.code_state.__wrapped__()["clean"] is False
     answers["rev-parse --show-toplevel"] = "/another/repository"
     assert environment.code_state.__wrapped__() == {"commit": "", "clean": None}

@@ -130,7 +130,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_session_is_told_in_one_line(saved, tmp_path, case, pipelines, monkeypatch):
-    monkeypatch.setattr("fisedit.editor.load", lambda *_, **__: pipelines["demo"])
+    monkeypatch.setattr("fisedit.editor.base.load", lambda *_, **__: pipelines["demo"])
     name, damage, message = DAMAGE[case]
     for path in saved.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -22,10 +22,10 @@ BATCH, KINDS, FAULT, OPENING, MODELS, CLI, BAD = (
     "tests/batch/test_runner.py",
     "tests/batch/test_images.py",
     "tests/fault/fault_batch.py",
-    "tests/test_editor_open.py",
+    "tests/editor/test_opening.py",
     "tests/models/test_loader.py",
     "tests/cli/test_commands.py",
-    "tests/test_editor_errors.py",
+    "tests/editor/test_editing_errors.py",
 )
 GIVEN, RESUMING, HAND, POOL, REPORT, RAY, FAULT_RAY = (
     "tests/batch/test_manifest.py",

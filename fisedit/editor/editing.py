@@ -1,0 +1,411 @@
+"""Making sources and edits.
+
+`EditMixin.edit` reads in the order the data travels: text diff, mask, plan, sparse denoising, sparse decoding, result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fisedit.errors import InputError
+from fisedit.history import EditResult
+from fisedit.masking.localize import change_heatmap
+from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
+from fisedit.masking.region import Region, joined, region_of
+from fisedit.models.device import default_torch_state
+from fisedit.models.stopwatch import Stopwatch
+from fisedit.planner import EditRequest, Repaint
+from fisedit.sparse.modules import project_text
+from fisedit.values import (
+    CONTROL,
+    DRIVE,
+    REFERENCE,
+    SEEDS,
+    OnStep,
+    check_quality,
+    make_generation_config,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from fisedit.drive import Drive
+
+
+from fisedit.editor.base import EditorBase
+from fisedit.editor.preview import Preview
+
+
+class EditMixin(EditorBase):
+    """Sources and edits of an editor."""
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        seed: int = 0,
+        negative_prompt: str = "",
+        num_inference_steps: int = 25,
+        guidance_scale: float = 7.5,
+        width: int | None = None,
+        height: int | None = None,
+        scheduler: str = "ddim",
+        clip_skip: int = 0,
+        reference: Image | None = None,
+        control: Image | None = None,
+        drive: Drive | None = None,
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Make a source: what diffusers' pipeline makes of the same arguments, with everything recorded.
+
+        Args:
+            prompt: text, of which 600 tokens are read, 75 in a chunk; brackets weigh words, as `(cat:1.4)` or `[cat]`.
+            negative_prompt: text with the same syntax, for the unconditional branch.
+            seed: of a CPU generator, 0 to 2^63 - 1.
+            num_inference_steps: 1 to 999.
+            guidance_scale: 0 to 100; 1 or less runs one branch.
+            width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
+            height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
+            scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
+            clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
+            reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
+            control: a picture that says where things are, for it and all edits that name no other; see `load_adapter`.
+            drive: a head's pose and expression, for it and all edits that name no other; see `load_adapter`.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Returns:
+            The result, which is the current one from now on: image, config and stats.
+
+        Raises:
+            PromptError, InputError: an argument out of range. AdapterError: a reference, and no adapter that reads it.
+            NumericsError: the model produced NaN.
+        """
+        own = self.native_size
+        config = make_generation_config(
+            prompt,
+            seed=seed,
+            negative_prompt=negative_prompt,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            width=own if width is None else width,
+            height=own if height is None else height,
+            scheduler=scheduler,
+            clip_skip=clip_skip,
+        )
+        conditions = {REFERENCE: reference, CONTROL: control, DRIVE: drive}
+        request = self._pipeline.request_source(config, conditions=conditions, on_step=on_step)
+        plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
+        return self._pipeline.run(request, plan)
+
+    def edit(
+        self,
+        prompt: str | None = None,
+        *,
+        region: Region | None = None,
+        regions: Sequence[tuple[Region, str]] = (),
+        mask: object = None,
+        protect: object = None,
+        grow: int = 0,
+        words: Sequence[str] = (),
+        instance: int | None = None,
+        mask_method: str = DEFAULT_METHOD,
+        probe_steps: int | None = None,
+        structure: float = 0.0,
+        strength: float = 1.0,
+        seed: int | None = None,
+        verify: bool = True,
+        quality: str = "balanced",
+        growth: int | Sequence[int] | None = None,
+        reference: Image | None = None,
+        control: Image | None = None,
+        drive: Drive | None = None,
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Change the current picture to fit a new prompt, where the words changed and nowhere else.
+
+        Whatever is raised, the editor is as it was.
+
+        Args:
+            prompt: the changed words, as in `generate`; settings are the source's.
+            region: where to edit, as a whole: words, masks and boxes, joined. Else these say it:
+            regions: several regions, each with a prompt of its own, edited in one run; at most 16, and the first that
+                holds a cell counts. The prompt is what the whole picture shows then, without it the current one.
+            mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
+                boolean latent grid [h, w].
+            protect: where never to edit, of the same forms as `mask`; None for nowhere.
+            grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
+            words: words of either prompt that localize the edit, instead of the changed ones.
+            instance: which component of the mask to edit alone, counted from the left and from 0.
+            mask_method: one of `masking.localize.METHODS`, for comparison.
+            probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
+            structure: how long, inside the mask, the words that stay attend as they did in the picture and
+                self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
+            strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
+                that less keeps more of its layout and colours.
+            seed: of other noise inside the mask, for a variation: with it, and with `mask` or `words`, the prompt may
+                stay the same. None for the picture's noise.
+            verify: check once, early on, whether the change leaves a predicted mask; dilate it then.
+            quality: "fast", "balanced" or "close": how near the edit comes to a dense one, against its time.
+            growth: latent cells computed beyond the mask, for all steps or each; None for what `quality` says. A step
+                with 64 computes the whole picture, and what it finds changed outside the mask is carried on.
+            reference: a picture whose look the edited things take (see `load_adapter`); with it, and with `mask` or
+                `words`, the prompt may stay the same. None for that of the source, if it has one.
+            control: a picture that says where things are (see `load_adapter`), as `reference`.
+            drive: a head's pose and expression (see `load_adapter`), as `reference`; None for that of the picture.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Returns:
+            The result, which is the current one from now on: image, mask, diff of the words, config and stats.
+
+        Raises:
+            SessionError: there is no source yet. PromptError, MaskError, InputError: an argument out of range.
+            AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
+        """
+        prompt, region = self._join_regions(prompt, regions, region, grow)
+        request = self._pipeline.request_edit(
+            prompt,
+            region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
+            growth=check_quality(quality) if growth is None else growth,
+            repaint=Repaint(strength, structure, seed),
+            verify=verify,
+            conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
+            regional=regions,
+            on_step=on_step,
+        )
+        plan = self._pipeline.plan(request)
+        return self._pipeline.run(request, plan)
+
+    def _join_regions(
+        self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int
+    ) -> tuple[str, Region | None]:
+        """What the whole picture shows, and where it may change."""
+        if not regions:
+            if prompt is None:
+                raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
+            return prompt, region
+        if grow:
+            raise InputError(f"regions grow by themselves, as Region.grow, got grow={grow!r}; leave it out")
+        return self.current.prompt if prompt is None else prompt, joined(regions, region)
+
+    def erase(
+        self,
+        region: Region,
+        *,
+        prompt: str | None = None,
+        seed: int | None = None,
+        quality: str = "balanced",
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Let what is around a region grow into it, without words for what is to be seen there.
+
+        Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974), and no words are
+        read unless they change.
+
+        Args:
+            region: what goes, with what it casts, such as a shadow.
+            prompt: what the picture shows then; None for the current prompt, of which no word is read.
+            seed: of the noise inside; None for another one than the picture's.
+            quality: as in `edit`.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError: there is no picture yet. MaskError: nothing would be left. InputError: no region.
+        """
+        if not isinstance(region, Region):
+            raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.words")
+        now = self.current
+        request = self._pipeline.request_edit(
+            now.prompt if prompt is None else prompt,
+            region,
+            growth=check_quality(quality),
+            repaint=Repaint(seed=(now.config.seed + 1) % (SEEDS[1] + 1) if seed is None else seed, erases=True),
+            on_step=on_step,
+        )
+        return self._pipeline.run(request, self._pipeline.plan(request))
+
+    def edit_many(
+        self,
+        prompts: Sequence[str],
+        masks: Sequence[object],
+        *,
+        seeds: Sequence[int] | None = None,
+        quality: str = "balanced",
+        growth: int | Sequence[int] | None = None,
+        on_step: OnStep | None = None,
+    ) -> tuple[EditResult, ...]:
+        """Several edits of the current picture, each with a prompt and a mask of its own; it stays the current one.
+
+        Where there are captured graphs those that run sparse share one batch; else they run one after another.
+
+        Args:
+            prompts: one an edit, as in `edit`.
+            masks: one an edit, as in `edit`.
+            seeds: one an edit, as in `edit`; None for the picture's noise in all of them.
+            quality: as in `edit`, for all of them.
+            growth: as in `edit`, for all of them.
+            on_step: as in `edit`; a batch calls it once a step.
+
+        Returns:
+            The results, in that order.
+
+        Raises:
+            InputError: not as many masks or seeds as prompts; the other errors as in `edit`. Results made before stay.
+        """
+        lists: dict[str, Any] = {"prompts": prompts, "masks": masks} | ({} if seeds is None else {"seeds": seeds})
+        for name, given in lists.items():
+            if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+                raise InputError(f"{name} must be a list, got {type(given).__name__} {given!r:.80}; put it into a list")
+            if len(given) != len(prompts):
+                raise InputError(f"{name} must be as many as prompts, {len(prompts)}, got {len(given)}")
+        chosen = check_quality(quality) if growth is None else growth
+        own_seeds: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
+        return self._pipeline.run_many(
+            [
+                self._pipeline.request_edit(
+                    prompt, Region.mask(mask), growth=chosen, repaint=Repaint(seed=seed), on_step=on_step
+                )
+                for prompt, mask, seed in zip(prompts, masks, own_seeds, strict=True)
+            ]
+        )
+
+    @default_torch_state()
+    def preview(
+        self,
+        prompt: str | None = None,
+        *,
+        region: Region | None = None,
+        regions: Sequence[tuple[Region, str]] = (),
+        mask: object = None,
+        protect: object = None,
+        grow: int = 0,
+        words: Sequence[str] = (),
+        instance: int | None = None,
+        mask_method: str = DEFAULT_METHOD,
+        probe_steps: int | None = None,
+        strength: float = 1.0,
+        seed: int | None = None,
+        quality: str = "balanced",
+        growth: int | Sequence[int] | None = None,
+        reference: Image | None = None,
+        control: Image | None = None,
+        drive: Drive | None = None,
+        on_step: OnStep | None = None,
+    ) -> Preview:
+        """Where `edit` would paint and what it would cost. Nothing is kept, and nothing is run but what the mask needs.
+
+        Args:
+            prompt: the changed words, as in `edit`.
+            region: where to edit, as in `edit`.
+            regions: regions with prompts of their own, as in `edit`.
+            mask: where to edit, as in `edit`; None for where the words say.
+            protect: where never to edit, as in `edit`.
+            grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
+            words: words of either prompt that localize the edit, instead of the changed ones.
+            instance: which component of the mask to edit alone, counted from the left and from 0.
+            mask_method: one of `masking.localize.METHODS`.
+            probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
+            strength: share of the steps to run, above 0 to 1, from the last.
+            seed: of other noise inside the mask, as in `edit`.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
+            reference: a picture whose look the edited things take; None for that of the source, if it has one.
+            control: a picture that says where things are; None for that of the source, if it has one.
+            drive: a head's pose and expression; None for that of the picture, if it has one.
+            on_step: called before every step of a source whose features are gone and rebuilt, with (i, n, preview); may
+                raise `Cancelled`.
+
+        Returns:
+            Mask, diff of the words, multiply-accumulates and, where this machine is calibrated, seconds.
+
+        Raises:
+            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
+        """
+        prompt, region = self._join_regions(prompt, regions, region, grow)
+        request = self._pipeline.request_edit(
+            prompt,
+            region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
+            growth=check_quality(quality) if growth is None else growth,
+            repaint=Repaint(strength, seed=seed),
+            conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
+            regional=regions,
+            on_step=on_step,
+        )
+        plan, planner = self._pipeline.plan(request), self._pipeline.planner
+        costs = planner.costs(request.config)
+        return Preview(
+            mask=plan.mask,
+            diff=request.script,
+            macs=0 if plan.skip_reason else planner.macs(request, plan),
+            macs_dense=costs.dense(plan.start),
+            fallback=plan.fallback,
+            nothing=plan.skip_reason,
+            seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
+            seconds_dense=costs.seconds(None, (), plan.start),
+            recorded_bytes=planner.recorded_bytes(request, plan),
+            notes=plan.notes,
+        )
+
+    def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
+        """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
+
+        Args:
+            result_id: of the result.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Returns:
+            A picture of the config's size, and seconds from prompt to picture.
+
+        Raises:
+            SessionError: no such result.
+        """
+        result = self.history.find(result_id)
+        request = EditRequest(result.config, result.diff, result, on_step=on_step)
+        self._pipeline.again_if_damaged(request, lambda: self._pipeline.restore(request))
+        request = replace(request, stopwatch=Stopwatch())
+        return self._pipeline.render_dense(request), request.stopwatch.done()["total"]
+
+    @default_torch_state()
+    def attention(self, prompt: str) -> NDArray[np.float32]:
+        """Heatmap of the words that would change in the current picture; no UNet call is spent.
+
+        Args:
+            prompt: as in `edit`.
+
+        Returns:
+            Floats [h, w], 0 to 1.
+
+        Raises:
+            SessionError: there is no source yet. PromptError: an empty prompt.
+        """
+        request = self._pipeline.request_edit(prompt)
+        text = self._pipeline.encode(request)
+        with torch.inference_mode():
+            project_text(self._engine.executor.sites, text.embeddings, text.keys)
+
+        def heatmap() -> NDArray[np.float32]:
+            self._pipeline.restore(request)
+            source = self._pipeline.source(request)[0]
+            return change_heatmap(self._engine, source, request.config, text.keys, request.script)
+
+        return self._pipeline.again_if_damaged(request, heatmap)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Keep what is made in a block if it comes to its end; whatever it raises, the editor is then as it was."""
+        before, current = [result.id for result in self.history], self.current.id
+        try:
+            yield
+        except BaseException:
+            self.checkout(current)
+            added = [result for result in self.history if result.id not in before]
+            for result in added:
+                if result.parent is None or result.parent in before:  # what was made of it goes with it
+                    self.delete(result.id)
+            raise

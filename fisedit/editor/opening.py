@@ -1,0 +1,207 @@
+"""Opening pictures, parts of large ones, and making them larger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fisedit.adapters.control_pictures import CANNY, canny
+from fisedit.errors import InputError
+from fisedit.history import EditResult
+from fisedit.masking.region import Region, cells_on_picture, check_border
+from fisedit.storage.canvas import (
+    CONTEXT,
+    MAX_CONTEXT,
+    canvas_size,
+    crop_around,
+    extended,
+    needs_crop,
+    to_canvas,
+    to_editable,
+)
+from fisedit.values import (
+    CONTROL,
+    DRIVE,
+    REFERENCE,
+    SEEDS,
+    Inversion,
+    OnStep,
+    check_prompt,
+    check_seed,
+    make_generation_config,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from fisedit.drive import Drive
+    from fisedit.values import Box
+
+
+from fisedit.editor.editing import EditMixin
+
+
+class OpenMixin(EditMixin):
+    """Opened pictures of an editor."""
+
+    def open(
+        self,
+        picture: Image,
+        prompt: str | None = None,
+        *,
+        region: Region | None = None,
+        context: float = CONTEXT,
+        extend: tuple[int, int, int, int] | None = None,
+        inversion: str = "ddim",
+        seed: int = 0,
+        negative_prompt: str = "",
+        num_inference_steps: int = 50,
+        guidance_scale: float = 7.5,
+        width: int | None = None,
+        height: int | None = None,
+        clip_skip: int = 0,
+        reference: Image | None = None,
+        control: Image | str | None = None,
+        drive: Drive | None = None,
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Make a source of a picture that was not generated here: it is inverted, with everything recorded.
+
+        Edits of it have its size, mode, alpha and colour profile, and every pixel outside their masks is its own.
+
+        Args:
+            picture: of any size and mode; turned upright as its EXIF says.
+            prompt: what it shows; None where it is unknown. Then the objects that the next prompt names localize the
+                edit, and one that names a scene or style too runs dense.
+            region: where it will be edited, by masks and boxes: of a picture of more than 1.5 times the model's pixels
+                the part around it alone is on the canvas, at full resolution. None for the whole picture.
+            context: what that part takes along on every side, as a ratio of the region's longer side, 0 to 8.
+            extend: pixels added at the left, top, right and bottom, for `Region.border` to be painted on; the region
+                then, unless another is given.
+            inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler leads
+                back to the picture exactly, in one pass.
+            seed: of the noise of "ddpm", 0 to 2^63 - 1.
+            negative_prompt: of later edits.
+            num_inference_steps: 1 to 999.
+            guidance_scale: of later edits, 0 to 100; DDIM's inversion has none.
+            width: of the canvas that the model paints on, in pixels, divisible by 8; None for what suits the model. The
+                picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
+                512x512 sees 624x416. Crop what matters, or give more, for finer paint.
+            height: of the canvas in pixels, divisible by 8; None for what suits the model.
+            clip_skip: as in `generate`.
+            reference: as in `generate`; edits then read what was recorded of it.
+            control: as in `generate`, or "canny" for the edges of what is on the canvas. One of the picture's size is
+                cut as the picture is.
+            drive: as in `generate`.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Raises:
+            PromptError, InputError: an argument out of range. NumericsError: the model produced NaN. AdapterError: no
+            loaded adapter reads the reference, control or drive.
+        """
+        original = to_editable(picture)
+        if extend is not None:
+            original, region = extended(original, check_border(extend)), region or Region.border(*extend)
+        return self._open(
+            original,
+            prompt,
+            crop=None if region is None else self._crop(original.size, region, context),
+            inversion=str(inversion),
+            seed=seed,
+            negative_prompt=negative_prompt,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            width=width,
+            height=height,
+            clip_skip=clip_skip,
+            conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
+            on_step=on_step,
+        )
+
+    def _open(
+        self,
+        picture: Image,
+        prompt: str | None,
+        *,
+        crop: Box | None,
+        on_step: OnStep | None,
+        conditions: Mapping[str, object] | None = None,
+        **settings: Any,
+    ) -> EditResult:
+        """Open an upright picture, or a part of it."""
+        left, top, right, bottom = crop or (0, 0, *picture.size)
+        if right > picture.width or bottom > picture.height:
+            raise InputError(f"the part {crop} must lie on the picture, got {picture.width}x{picture.height} pixels")
+        for name, side in zip(
+            ("width", "height"), canvas_size((right - left, bottom - top), self.native_size), strict=True
+        ):
+            settings[name] = side if settings[name] is None else settings[name]
+        words = "" if prompt is None else check_prompt(prompt)
+        config = make_generation_config(words, scheduler="ddim", crop=crop, **settings)
+        read = dict(conditions or {})
+        if read.get(CONTROL) == CANNY:
+            part = picture if crop is None else picture.crop(crop)
+            read[CONTROL] = canny(to_canvas(part, (config.width, config.height)))
+        request = self._pipeline.request_source(config, picture=picture, conditions=read, on_step=on_step)
+        plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
+        return self._pipeline.run(request, plan)
+
+    def _crop(self, size: tuple[int, int], region: Region, context: float) -> Box | None:
+        """The part of an opened picture that is edited on the canvas; None for all of it."""
+        if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
+            raise InputError(
+                f"context must be in [0, {MAX_CONTEXT}], got {context!r}; 0.5 is half of the region's side"
+            )
+        grid = cells_on_picture(region, size)
+        if not (grid.any() and needs_crop(size, self.native_size)):
+            return None
+        crop = crop_around(grid, size, self.native_size, context)
+        return None if crop == (0, 0, *size) else crop
+
+    def extend(
+        self,
+        left: int = 0,
+        top: int = 0,
+        right: int = 0,
+        bottom: int = 0,
+        *,
+        prompt: str | None = None,
+        seed: int = 1,
+        quality: str = "balanced",
+        on_step: OnStep | None = None,
+    ) -> EditResult:
+        """Make the current picture larger and paint what is added; every pixel that it had stays.
+
+        The larger picture is opened as a source of its own, with the settings of the current one. Whatever is raised,
+        the editor is as it was.
+
+        Args:
+            left: pixels to add, 0 or more, as many as the picture has at most.
+            top: pixels to add.
+            right: pixels to add.
+            bottom: pixels to add.
+            prompt: what the larger picture shows; None for the current prompt.
+            seed: of the noise of what is added.
+            quality: as in `edit`.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError: there is no picture yet. InputError, PromptError: an argument out of range, or no words.
+        """
+        widths, now = check_border((left, top, right, bottom)), self.current
+        config, words = now.config, check_prompt(now.prompt if prompt is None else prompt)
+        with self.transaction():
+            self.open(
+                now.image,
+                words,
+                extend=widths,
+                inversion=str(config.inversion or Inversion.DDIM),
+                seed=(check_seed(seed) + 1)
+                % (SEEDS[1] + 1),  # another one, so that what is added gets noise of its own
+                negative_prompt=config.negative_prompt,
+                num_inference_steps=config.num_inference_steps,
+                guidance_scale=config.guidance_scale,
+                clip_skip=config.clip_skip,
+                on_step=on_step,
+            )
+            return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
