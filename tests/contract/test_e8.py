@@ -1,6 +1,7 @@
 """E8: inject then eject leaves the model bit-identical with the same state_dict keys, also after an exception mid-step.
 
-Injection alone: tests/models/test_injection.py. Edits that fail: tests/editor/test_editing_errors.py. Adapters: their tests.
+Injection alone: tests/models/test_injection.py. Edits that fail: tests/editor/test_editing_errors.py. Adapters: their
+tests.
 """
 
 from __future__ import annotations
