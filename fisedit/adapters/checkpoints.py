@@ -31,7 +31,7 @@ from fisedit.adapters.variants import (
 )
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.models import paths
-from fisedit.models.paths import DEMO_ADAPTER, demo_adapter_folder, expand_home
+from fisedit.models.paths import DEMO_ADAPTERS, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 from fisedit.storage.files import write_bytes, write_json
@@ -157,8 +157,8 @@ def identity(adapter: RowColumnAdapter) -> str:
 
 
 def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
-    if source == DEMO_ADAPTER:
-        return demo_adapter_folder()
+    if source in DEMO_ADAPTERS:
+        return demo_adapter_folder(str(source))
     path = expand_home(source)
     if path.exists():
         return path
@@ -171,7 +171,7 @@ def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
             class_name_of(read_json(folder / "config.json"))  # before the weights are downloaded
         return paths.download_files(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
     raise AdapterError(
-        f'adapter must be "{DEMO_ADAPTER}", a folder, a .safetensors file or a hub id owner/name, '
+        f'adapter must be "{DEMO_ADAPTERS[0]}", a folder, a .safetensors file or a hub id owner/name, '
         f"got {source} (not there)"
     )
 

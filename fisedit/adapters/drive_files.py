@@ -84,6 +84,8 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
 
 
 def _local(source: str | Path, *, local_files_only: bool) -> Path:
+    if source in paths.DEMO_ADAPTERS:
+        return paths.demo_adapter_folder(str(source))
     path = expand_home(source)
     if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
         return path

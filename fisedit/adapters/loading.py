@@ -95,6 +95,8 @@ def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool)
 
 def _local_folder(source: str | Path, *, local_files_only: bool) -> Path:
     """Where an adapter lies; of a network on the hub its files are fetched once its configuration names its class."""
+    if source in paths.DEMO_ADAPTERS:
+        return paths.demo_adapter_folder(str(source))
     path = expand_home(source)
     if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
         return path

@@ -13,6 +13,7 @@ import typer
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.evaluation.settings import (
+    DriveQualitySettings,
     EditQualitySettings,
     EvaluationSettings,
     FidelitySettings,
@@ -307,6 +308,37 @@ def bench_quality(
     with _measurement(output, journal) as on_step:
         report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
     _report(report, output, json, "summary", "classes", "whole")
+
+
+@bench.command("drive")
+def bench_drive(
+    model: opt.Model = "demo",
+    adapter: opt.PoseAdapter = "demo-pose",
+    edits: opt.QualityEdits = 60,
+    num_inference_steps: opt.Steps = 25,
+    guidance_scale: opt.Guidance = 4.0,
+    seed: opt.EditsSeed = "development",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure how well drawn heads follow a drive: their tilt and their place, beside the truth."""
+    settings = DriveQualitySettings(
+        model=model,
+        adapter=adapter,
+        edits=edits,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        seed=opt.parse_seed(seed),
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with _measurement(output) as on_step:
+        report = import_module("fisedit.evaluation.drive_quality").measure_drive_quality(settings, on_step)
+    _report(report, output, json, "summary")
 
 
 @contextmanager

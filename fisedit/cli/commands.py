@@ -14,7 +14,7 @@ from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
 from fisedit.errors import InputError
-from fisedit.models.paths import expand_home
+from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.storage import files
 
 
@@ -251,7 +251,7 @@ def browse(
     load_app()
     server = import_module("app.server")
     address = server.listen(host, port, token, allowed_host or ())
-    named = {*(model or ()), *(adapter or ())} - {"demo", "demo-look"}
+    named = {*(model or ()), *(adapter or ())} - {"demo", *DEMO_ADAPTERS}
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState

@@ -246,6 +246,7 @@ Methods = Annotated[
 ReferenceAdapter = Annotated[
     str | None, Option("--adapter", help="Measure edits with a reference by this adapter instead.")
 ]
+PoseAdapter = Annotated[str, Option("--adapter", help="Control network that reads poses: a folder or hub id.")]
 EditsSeed = Annotated[
     str,
     Option("--seed", help="Of the drawn edits: development, reported (for published figures) or a number."),

@@ -90,6 +90,18 @@ class ReferenceQualitySettings(EvaluationSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DriveQualitySettings(EvaluationSettings):
+    """Settings of `bench drive`.
+
+    Args:
+        adapter: a control network that reads poses: name or folder, as in `Editor.load_adapter`.
+    """
+
+    adapter: str
+    edits: int = 60
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeedSettings:
     """Settings of `bench edit` and `bench adapters`.
 

@@ -23,8 +23,8 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "scheduler/*.json", "tokenizer/*"]
 """All files of a model's folder except its weights."""
 
-DEMO_ADAPTER = "demo-look"
-"""Name of the demo model's reference adapter, which ships with fisedit."""
+DEMO_ADAPTERS = "demo-look", "demo-pose"
+"""Names of the demo model's reference adapter and of its control network, which ship with fisedit."""
 
 _PACKAGE = Path(__file__).parents[1]
 _WEIGHT_FOLDERS = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # in an installed wheel; in a checkout
@@ -43,16 +43,19 @@ def demo_folder() -> Path:
     raise ModelError("the demo model is not in this copy of fisedit; reinstall it, or give another model")
 
 
-def demo_adapter_folder() -> Path:
-    """The folder of the demo model's reference adapter, in an installed wheel or in a checkout.
+def demo_adapter_folder(name: str) -> Path:
+    """The folder of an adapter that ships for the demo model, in an installed wheel or in a checkout.
+
+    Args:
+        name: One of `DEMO_ADAPTERS`.
 
     Raises:
-        ModelError: This copy of fisedit has no demo adapter.
+        ModelError: This copy of fisedit has no such adapter.
     """
     for folder in _WEIGHT_FOLDERS:
-        if (folder / DEMO_ADAPTER / "config.json").is_file():
-            return folder / DEMO_ADAPTER
-    raise ModelError(f"{DEMO_ADAPTER} is not in this copy of fisedit; reinstall it, or give another adapter")
+        if (folder / name / "config.json").is_file():
+            return folder / name
+    raise ModelError(f"{name} is not in this copy of fisedit; reinstall it, or give another adapter")
 
 
 def expand_home(path: str | Path) -> Path:
@@ -103,7 +106,7 @@ def locate(model: str | Path) -> Path | None:
 def absolute_name(model: str | Path) -> str:
     """The name of a model or an adapter in sessions: its absolute path if it is on this machine, else as given."""
     path = expand_home(model)
-    return str(path.resolve()) if path.exists() and model not in ("demo", DEMO_ADAPTER) else str(model)
+    return str(path.resolve()) if path.exists() and model not in ("demo", *DEMO_ADAPTERS) else str(model)
 
 
 def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:

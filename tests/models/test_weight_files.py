@@ -55,7 +55,7 @@ def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_p
 
 
 def test_the_demo_models_adapter_loads_and_is_small():
-    folder = paths.demo_adapter_folder()
+    folder = paths.demo_adapter_folder("demo-look")
     assert folder == WEIGHTS / "demo-look"
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
     assert all(weight.isfinite().all() for weight in load_adapter("demo-look").state_dict().values())
