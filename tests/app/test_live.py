@@ -100,15 +100,15 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     with gr.Blocks():
         page = PageComponents(state.pool)
     events = EventHandlers(state, page)
-    assert list(events.on_live(ME, DOG, None, 1.0, *REGION)) == []
+    assert list(events.on_live(ME, DOG, None, 1.0, None, 1.0, False, *REGION)) == []
     mine = state.session(ME.session_hash)
     made(state, mine)
-    *_, drawn = events.on_live(ME, DOG, None, 1.0, *REGION)
+    *_, drawn = events.on_live(ME, DOG, None, 1.0, None, 1.0, False, *REGION)
     assert drawn[page.stage]["live"].startswith("data:image/png") and "Run keeps it" in drawn[page.status]
     assert mine.current.prompt == CAT
-    (told,) = events.on_live(ME, DOG, None, 1.0, *REGION[:3], 99, *REGION[4:])
+    (told,) = events.on_live(ME, DOG, None, 1.0, None, 1.0, False, *REGION[:3], 99, *REGION[4:])
     assert "grow" in told[page.status] and told[page.stage]["live"] == ""
-    *_, kept = events.on_edit(ME, DOG, None, 1.0, *REGION)
+    *_, kept = events.on_edit(ME, DOG, None, 1.0, None, 1.0, False, *REGION)
     assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
 
 
