@@ -20,12 +20,12 @@ from app import export, handlers, views
 from app.validation import (
     MAX_PIXELS,
     AdapterPicture,
-    AdapterPictures,
+    Conditions,
     RegionSettings,
     SourceSettings,
     label,
 )
-from fisedit import EditResult
+from fisedit import Drive, EditResult
 from fisedit.errors import InputError, SessionError
 from fisedit.integrations.region_json import parse_region, parse_regions
 from fisedit.storage import images
@@ -80,6 +80,7 @@ class Endpoints:
         control: str = "",
         control_scale: float = 1.0,
         edges: bool = False,
+        drive: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
     ) -> Iterator[dict[str, Any]]:
         """Generate a picture from a prompt, to be edited in the same session.
 
@@ -101,6 +102,8 @@ class Endpoints:
             control: a picture that says where things are, in base64; "" for none.
             control_scale: how much it says so, 0 to 2.
             edges: the control is the edges of that picture, without one of the picture that is edited.
+            drive: a head's pose and expression, {"pose": [pitch, yaw, roll, x, y, scale], "expression": {"jawOpen": 1}}
+                or as fisedit.Drive has them; {} for none.
 
         Yields:
             The progress of every step; at the end the result.
@@ -108,9 +111,9 @@ class Endpoints:
         settings = SourceSettings(
             steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
         )
-        get_pictures = _lazy_pictures(reference, reference_scale, control, control_scale, edges=edges)
+        get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
-            request, lambda session: handlers.generate(self._state, session, prompt, settings, get_pictures())
+            request, lambda session: handlers.generate(self._state, session, prompt, settings, get_conditions())
         )
 
     def open_picture(
@@ -168,6 +171,7 @@ class Endpoints:
         control: str = "",
         control_scale: float = 1.0,
         edges: bool = False,
+        drive: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
     ) -> Iterator[dict[str, Any]]:
         """Change the session's current picture to fit another prompt, with the model and LoRAs that made it.
 
@@ -191,15 +195,17 @@ class Endpoints:
             control: a picture that says where things are, in base64; "" for none.
             control_scale: how much it says so, 0 to 2.
             edges: the control is the edges of that picture, without one of the picture that is edited.
+            drive: a head's pose and expression, {"pose": [pitch, yaw, roll, x, y, scale], "expression": {"jawOpen": 1}}
+                or as fisedit.Drive has them; {} for none.
 
         Yields:
             The progress of every step; at the end the result.
         """
         repaint = strength, quality, seed
         get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
-        get_pictures = _lazy_pictures(reference, reference_scale, control, control_scale, edges=edges)
+        get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
-            request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_pictures())
+            request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_conditions())
         )
 
     def preview(
@@ -221,6 +227,7 @@ class Endpoints:
         control: str = "",
         control_scale: float = 1.0,
         edges: bool = False,
+        drive: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
     ) -> dict[str, Any]:
         """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -242,15 +249,17 @@ class Endpoints:
             control: a picture that says where things are, in base64; "" for none.
             control_scale: how much it says so, 0 to 2.
             edges: the control is the edges of that picture, without one of the picture that is edited.
+            drive: a head's pose and expression, {"pose": [pitch, yaw, roll, x, y, scale], "expression": {"jawOpen": 1}}
+                or as fisedit.Drive has them; {} for none.
 
         Returns:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
         repaint = strength, quality, seed
         get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
-        get_pictures = _lazy_pictures(reference, reference_scale, control, control_scale, edges=edges)
+        get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         return _estimate_to_dict(
-            handlers.preview(self._state, self._session(request), prompt, get_region(), get_pictures())
+            handlers.preview(self._state, self._session(request), prompt, get_region(), get_conditions())
         )
 
     def erase(
@@ -426,24 +435,25 @@ def _lazy_region(
     return get_region
 
 
-def _lazy_pictures(
-    reference: str, reference_scale: float, control: str, control_scale: float, *, edges: bool
-) -> Callable[[], AdapterPictures]:
-    """Pictures that adapters read from a program's arguments, decoded when the run begins."""
+def _lazy_conditions(
+    reference: str, reference_scale: float, control: str, control_scale: float, drive: Any, *, edges: bool
+) -> Callable[[], Conditions]:
+    """What adapters read from a program's arguments, decoded when the run begins."""
 
-    def get_pictures() -> AdapterPictures:
+    def get_conditions() -> Conditions:
         if not isinstance(edges, bool):
             raise InputError(f"edges must be true or false, got {edges!r:.40}")
         look, where = (
             _decode_bytes(text, name, MAX_REFERENCE_CHARACTERS)
             for text, name in ((reference, "reference"), (control, "control"))
         )
-        return AdapterPictures(
+        return Conditions(
             AdapterPicture(look, reference_scale) if look else None,
             AdapterPicture(where, control_scale, edges) if where or edges else None,
+            Drive.from_dict(drive) if drive else None,
         )
 
-    return get_pictures
+    return get_conditions
 
 
 def _decode_image(text: str, what: str) -> Image.Image | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import html, validation
-from fisedit.values import CLIP_SKIPS, CONTROL, REFERENCE, Quality, SchedulerName
+from fisedit.values import CLIP_SKIPS, CONTROL, DRIVE, REFERENCE, Quality, SchedulerName
 
 if TYPE_CHECKING:
     from app.model_pool import ModelPool
@@ -18,6 +18,26 @@ SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
 
 ALL_PIECES = ("All pieces", "all")
+
+DRIVE_RANGES = {
+    "Pitch": (-60, 60, 0, 1),
+    "Yaw": (-60, 60, 0, 1),
+    "Roll": (-60, 60, 0, 1),
+    "Across": (-1, 1, 0, 0.02),
+    "Down": (-1, 1, 0, 0.02),
+    "Size": (0.1, 0.65, 0.4, 0.01),
+}
+"""Number of a drive's pose -> least, most, first, step."""
+
+DRIVE_EXPRESSIONS = {
+    "Left eye closed": "eyeBlinkLeft",
+    "Right eye closed": "eyeBlinkRight",
+    "Mouth open": "jawOpen",
+    "Smile left": "mouthSmileLeft",
+    "Smile right": "mouthSmileRight",
+}
+"""What the page offers of ARKit's coefficients."""
+
 _PAGE = Path(__file__).parent / "page"
 
 
@@ -40,7 +60,7 @@ class PageComponents:
                 self._add_extension()
                 with gr.Accordion("Settings of new pictures", open=False, elem_id="settings-panel"):
                     self._add_settings()
-                self._add_adapter_pictures()
+                self._add_conditions()
                 self._add_upload()
         self._add_hidden()
 
@@ -111,7 +131,7 @@ class PageComponents:
             ]
             self.extend = gr.Button("Extend", size="sm", interactive=False, elem_id="extend")
 
-    def _add_adapter_pictures(self) -> None:
+    def _add_conditions(self) -> None:
         reads = self.pool.reads
         with gr.Accordion("Look of another picture", open=False, visible=REFERENCE in reads, elem_id="look-panel"):
             self.reference = _picture_file("Picture whose look is taken", "reference")
@@ -126,6 +146,13 @@ class PageComponents:
             self.control_scale = gr.Slider(
                 *validation.REFERENCE_SCALE, value=1, step=0.05, label="Scale", elem_id="control-scale"
             )
+
+        with gr.Accordion("How a head is held", open=False, visible=DRIVE in reads, elem_id="drive-panel"):
+            self.driven = gr.Checkbox(label="Turn it", elem_id="driven")
+            with gr.Row():
+                self.pose = [_number_slider(name, *DRIVE_RANGES[name]) for name in DRIVE_RANGES]
+            with gr.Row():
+                self.expression = [_number_slider(name, 0, 1, 0, 0.05) for name in DRIVE_EXPRESSIONS]
 
     def _add_upload(self) -> None:
         self.open_panel = gr.Accordion("Open a picture or a saved session", open=False, elem_id="open-panel")
@@ -199,7 +226,7 @@ class PageComponents:
     @property
     def edit_inputs(self) -> list[Any]:
         """The arguments of an edit."""
-        return [self.prompt, *self.picture_inputs, self.stage, *self.region_inputs]
+        return [self.prompt, *self.condition_inputs, self.stage, *self.region_inputs]
 
     @property
     def region_inputs(self) -> list[Any]:
@@ -207,9 +234,10 @@ class PageComponents:
         return [self.words, self.instance, self.grow, self.only, self.feather, self.strength, self.quality]
 
     @property
-    def picture_inputs(self) -> list[Any]:
-        """The pictures that adapters read, and how."""
-        return [self.reference, self.reference_scale, self.control, self.control_scale, self.edges]
+    def condition_inputs(self) -> list[Any]:
+        """What adapters read, and how."""
+        pictures = [self.reference, self.reference_scale, self.control, self.control_scale, self.edges]
+        return [*pictures, self.driven, *self.pose, *self.expression]
 
     @property
     def settings_inputs(self) -> list[Any]:
@@ -268,6 +296,11 @@ def _header(pool: ModelPool) -> str:
 def read_asset(name: str) -> str:
     """A file of the page's script, style and templates."""
     return (_PAGE / name).read_text(encoding="utf-8")
+
+
+def _number_slider(name: str, least: float, most: float, first: float, step: float) -> gr.Slider:
+    elem_id = f"drive-{name.lower().replace(' ', '-')}"
+    return gr.Slider(least, most, value=first, step=step, label=name, elem_id=elem_id, min_width=140)
 
 
 def _picture_file(label: str, elem_id: str) -> gr.File:

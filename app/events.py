@@ -16,7 +16,7 @@ import gradio as gr
 from app import export, handlers, html, inputs, live, variations, views
 from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
-from app.validation import GROW, NO_PICTURES, Busy, PartNotOpened, decode_picture
+from app.validation import GROW, NO_CONDITIONS, Busy, PartNotOpened, decode_picture
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class EventHandlers:
         Args:
             request: of the page.
             prompt: what the picture shows.
-            values: of `PageComponents.picture_inputs` and `settings_inputs`.
+            values: of `PageComponents.condition_inputs` and `settings_inputs`.
         """
-        pictures, settings = inputs.adapter_pictures(*values)
+        conditions, settings = inputs.conditions_of(*values)
         yield from self._run(
             request,
             lambda session: handlers.generate(
-                self.state, session, prompt, inputs.settings(self.page, *settings), pictures
+                self.state, session, prompt, inputs.settings(self.page, *settings), conditions
             ),
         )
 
@@ -108,11 +108,11 @@ class EventHandlers:
             prompt: what the picture should show.
             values: of the further `PageComponents.edit_inputs`.
         """
-        pictures, region = inputs.adapter_pictures(*values)
+        conditions, region = inputs.conditions_of(*values)
         yield from self._run(
             request,
             lambda session: handlers.edit(
-                self.state, session, prompt, inputs.region(session, prompt, pictures, *region), pictures
+                self.state, session, prompt, inputs.region(session, prompt, conditions, *region), conditions
             ),
             prompt,
         )
@@ -125,11 +125,11 @@ class EventHandlers:
             prompt: what the picture should show.
             values: of the further `PageComponents.edit_inputs`.
         """
-        pictures, region = inputs.adapter_pictures(*values)
+        conditions, region = inputs.conditions_of(*values)
         yield from self._run(
             request,
             lambda session: variations.vary(
-                self.state, session, prompt, inputs.region(session, prompt, pictures, *region), pictures
+                self.state, session, prompt, inputs.region(session, prompt, conditions, *region), conditions
             ),
             prompt,
         )
@@ -142,11 +142,11 @@ class EventHandlers:
             values: of `PageComponents.edit_inputs`, of which the region's are read.
         """
         prompt, *others = values
-        _, region = inputs.adapter_pictures(*others)
+        _, region = inputs.conditions_of(*others)
         yield from self._run(
             request,
             lambda session: handlers.erase(
-                self.state, session, inputs.region(session, session.current.prompt, NO_PICTURES, *region)
+                self.state, session, inputs.region(session, session.current.prompt, NO_CONDITIONS, *region)
             ),
             prompt,
         )
@@ -177,9 +177,9 @@ class EventHandlers:
             session = self._session(request)
             if not len(session.history) or prompt.strip() in ("", session.current.prompt):
                 return
-            pictures, region = inputs.adapter_pictures(*values)
-            where = inputs.region(session, prompt, pictures, *region)
-            for progress in live.edit_live(self.state, session, prompt, where, pictures):
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            for progress in live.edit_live(self.state, session, prompt, where, conditions):
                 if progress.result is not None:
                     made = progress.result
                     drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)
@@ -232,13 +232,13 @@ class EventHandlers:
         page, session = self.page, None
         try:
             session = self.state.session(_caller(request))
-            pictures, region = inputs.adapter_pictures(*values)
+            conditions, region = inputs.conditions_of(*values)
             unchanged = len(session.history) and prompt.strip() == session.current.prompt and not region[0]
-            unchanged = unchanged and pictures == NO_PICTURES
+            unchanged = unchanged and conditions == NO_CONDITIONS
             if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}
-            where = inputs.region(session, prompt, pictures, *region)
-            estimate = handlers.preview(self.state, session, prompt, where, pictures)
+            where = inputs.region(session, prompt, conditions, *region)
+            estimate = handlers.preview(self.state, session, prompt, where, conditions)
         except Busy as error:
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
 from app.validation import (
-    NO_PICTURES,
-    AdapterPictures,
+    NO_CONDITIONS,
+    Conditions,
     PartNotOpened,
     RegionSettings,
     SourceSettings,
@@ -29,7 +29,7 @@ from fisedit.adapters.control_pictures import canny
 from fisedit.errors import InputError, SessionError
 from fisedit.masking.region import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
-from fisedit.values import CONTROL, REFERENCE, SchedulerName, num_timesteps
+from fisedit.values import CONTROL, DRIVE, REFERENCE, SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -75,7 +75,7 @@ def generate(
     session: Session,
     prompt: str,
     settings: SourceSettings,
-    pictures: AdapterPictures = NO_PICTURES,
+    conditions: Conditions = NO_CONDITIONS,
 ) -> Iterator[RunProgress]:
     """Make a source of a prompt; the last progress has it.
 
@@ -84,7 +84,7 @@ def generate(
         session: that gets the source.
         prompt: what the picture shows.
         settings: how it is made.
-        pictures: that adapters read.
+        conditions: what adapters read.
 
     Raises:
         InputError: an argument out of range, or not offered.
@@ -93,10 +93,10 @@ def generate(
     """
     text, choice = clean_prompt(prompt), state.select(check_settings(settings))
     arguments = _source_arguments(settings, choice) | {"scheduler": settings.scheduler}
-    add_pictures = picture_arguments(state, pictures)
+    add_conditions = condition_arguments(state, conditions)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.generate(text, **arguments, **add_pictures(editor), on_step=on_step)
+        return editor.generate(text, **arguments, **add_conditions(editor), on_step=on_step)
 
     timesteps = num_timesteps(SchedulerName(settings.scheduler), settings.steps)
     return stream_run(state, session, RunRequest(job, timesteps, choice))
@@ -141,7 +141,7 @@ def preview(
     session: Session,
     prompt: str,
     region: RegionSettings | None = None,
-    pictures: AdapterPictures = NO_PICTURES,
+    conditions: Conditions = NO_CONDITIONS,
 ) -> EditEstimate:
     """Predict where an edit would change the picture, and its cost. No result is made.
 
@@ -150,7 +150,7 @@ def preview(
         session: whose current picture would be edited.
         prompt: what the picture should show.
         region: where the edit may change the picture; None for the changed words' mask.
-        pictures: that adapters read.
+        conditions: what adapters read.
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
@@ -159,7 +159,7 @@ def preview(
     """
     region = check_region(region or RegionSettings())
     text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
-    add_pictures = picture_arguments(state, pictures)
+    add_conditions = condition_arguments(state, conditions)
     with session.work():
         choice = state.select_recorded(session, session.current)
 
@@ -168,7 +168,7 @@ def preview(
             editor = session.editor(state.load(choice))
             if opens_part(editor, region):
                 raise PartNotOpened("this part of the picture is opened first, at full resolution: run the edit")
-            where = region_arguments(region) | add_pictures(editor)
+            where = region_arguments(region) | add_conditions(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
@@ -183,7 +183,7 @@ def edit(
     session: Session,
     prompt: str,
     region: RegionSettings | None = None,
-    pictures: AdapterPictures = NO_PICTURES,
+    conditions: Conditions = NO_CONDITIONS,
 ) -> Iterator[RunProgress]:
     """Change the current picture to fit a prompt; the last progress has the result.
 
@@ -192,7 +192,7 @@ def edit(
         session: whose current picture is edited.
         prompt: what the picture should show; "" for the current prompt where regions have their own.
         region: where the edit may change the picture; None for the changed words' mask.
-        pictures: that adapters read.
+        conditions: what adapters read.
 
     Raises:
         SessionError: there is no source, or what made it is not offered.
@@ -202,19 +202,19 @@ def edit(
     """
     region = check_region(region or RegionSettings())
     text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
-    if session.live is not None and session.live.key == edit_key(session, text, region, pictures):
+    if session.live is not None and session.live.key == edit_key(session, text, region, conditions):
         return _keep_live(session, session.live.result_id)
-    return stream_run(state, session, edit_request(state, session, text, region, pictures))
+    return stream_run(state, session, edit_request(state, session, text, region, conditions))
 
 
 def edit_request(
-    state: AppState, session: Session, text: str, region: RegionSettings, pictures: AdapterPictures
+    state: AppState, session: Session, text: str, region: RegionSettings, conditions: Conditions
 ) -> RunRequest:
     """The run of an edit of the current picture. Raises SessionError before the first one."""
-    add_pictures = picture_arguments(state, pictures)
+    add_conditions = condition_arguments(state, conditions)
 
     def edit_once(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.edit(text, **region_arguments(region), **add_pictures(editor), on_step=on_step)
+        return editor.edit(text, **region_arguments(region), **add_conditions(editor), on_step=on_step)
 
     return RunRequest(on_its_part(region, edit_once), session.current.config.num_timesteps)
 
@@ -278,13 +278,13 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
     )
 
 
-def edit_key(session: Session, text: str, region: RegionSettings, pictures: AdapterPictures) -> object:
+def edit_key(session: Session, text: str, region: RegionSettings, conditions: Conditions) -> object:
     """What an edit is asked for by; equal for equal edits of one picture."""
     painted = tuple(
         picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
     )
     chosen = [getattr(region, each.name) for each in fields(region) if each.name not in ("add", "protect")]
-    return session.current.id, text, chosen, painted, pictures
+    return session.current.id, text, chosen, painted, conditions
 
 
 def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
@@ -438,21 +438,22 @@ def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Argument
     }
 
 
-def picture_arguments(state: AppState, pictures: AdapterPictures) -> Callable[[Editor], Arguments]:
-    """Pictures that adapters read as arguments, once there is an editor. Raises InputError."""
-    given = {name: each for name in (REFERENCE, CONTROL) if (each := getattr(pictures, name)) is not None}
-    decoded = {name: decode_adapter_picture(each, name) for name, each in given.items()}
+def condition_arguments(state: AppState, conditions: Conditions) -> Callable[[Editor], Arguments]:
+    """What adapters read as arguments, once there is an editor. Raises InputError."""
+    given = {name: each for name in (REFERENCE, CONTROL, DRIVE) if (each := getattr(conditions, name)) is not None}
+    decoded = {name: decode_adapter_picture(each, name) for name, each in given.items() if name != DRIVE}
     if missing := given.keys() - state.pool.reads:
         raise InputError(f"a {min(missing)} needs an adapter that reads it; start the app with --adapter")
 
     def add(editor: Editor) -> Arguments:
         loaded = {each.source: each.adapter.argument for each in editor.adapters}
         for source, argument in loaded.items():
-            if argument in given:
+            if argument in decoded:
                 editor.scale_adapter(given[argument].scale, source)
         if missing := given.keys() - set(loaded.values()):
             raise InputError(f"no adapter for a {min(missing)} fits the model; leave it out, or choose another model")
-        return {name: _own_edges(editor) if each is None else each for name, each in decoded.items()}
+        pictures = {name: _own_edges(editor) if each is None else each for name, each in decoded.items()}
+        return pictures if conditions.drive is None else pictures | {DRIVE: conditions.drive}
 
     return add
 

@@ -6,15 +6,16 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from app import views
-from app.components import ALL_PIECES, SCHEDULERS
+from app.components import ALL_PIECES, DRIVE_EXPRESSIONS, DRIVE_RANGES, SCHEDULERS
 from app.validation import (
-    NO_PICTURES,
+    NO_CONDITIONS,
     SEEDS,
     AdapterPicture,
-    AdapterPictures,
+    Conditions,
     RegionSettings,
     SourceSettings,
 )
+from fisedit import Drive
 from fisedit.errors import InputError
 from fisedit.values import Quality
 
@@ -42,31 +43,36 @@ def settings(page: PageComponents, *values: Any) -> SourceSettings:
     return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
 
 
-def adapter_pictures(*values: Any) -> tuple[AdapterPictures, tuple[Any, ...]]:
-    """What `PageComponents.picture_inputs` hold.
+def conditions_of(*values: Any) -> tuple[Conditions, tuple[Any, ...]]:
+    """What `PageComponents.condition_inputs` hold.
 
     Args:
         values: of those components, and of others after them.
 
     Returns:
-        The pictures, and the other values.
+        What adapters read, and the other values.
+
+    Raises:
+        InputError: a number of the drive out of range.
     """
-    reference, reference_scale, control, control_scale, edges, *rest = values
-    read = AdapterPictures(
+    reference, reference_scale, control, control_scale, edges, driven, *rest = values
+    pose, expression = rest[: len(DRIVE_RANGES)], rest[len(DRIVE_RANGES) :][: len(DRIVE_EXPRESSIONS)]
+    read = Conditions(
         AdapterPicture(reference, reference_scale) if reference else None,
         AdapterPicture(control or b"", control_scale, bool(edges)) if control or edges else None,
+        Drive(pose, dict(zip(DRIVE_EXPRESSIONS.values(), expression, strict=True))) if driven else None,
     )
-    return read, tuple(rest)
+    return read, tuple(rest[len(pose) + len(expression) :])
 
 
-def region(session: Session, prompt: str, pictures: AdapterPictures, *values: Any) -> RegionSettings:
+def region(session: Session, prompt: str, conditions: Conditions, *values: Any) -> RegionSettings:
     """What `PageComponents.edit_inputs` say of the region. Where neither words nor pictures change what is there, what
     is painted gets other noise.
 
     Args:
         session: whose current picture is edited.
         prompt: what it should show.
-        pictures: that adapters read.
+        conditions: what adapters read.
         values: of the stage and the region's controls, in that order.
 
     Raises:
@@ -76,7 +82,7 @@ def region(session: Session, prompt: str, pictures: AdapterPictures, *values: An
     add, protect = views.decode_strokes(strokes, session.current.size)
     if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
-    anew = add is not None and pictures == NO_PICTURES and prompt.strip() == session.current.prompt
+    anew = add is not None and conditions == NO_CONDITIONS and prompt.strip() == session.current.prompt
     return RegionSettings(
         words=tuple(str(word) for word in words or ()),
         instance=None if instance == ALL_PIECES[1] else int(instance),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from app.handlers import edit_key, edit_request, opens_part
 from app.runs import RunProgress, stream_run
 from app.session import LiveEdit
-from app.validation import NO_PICTURES, AdapterPictures, PartNotOpened, RegionSettings, check_region, clean_prompt
+from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region, clean_prompt
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -30,7 +30,7 @@ def edit_live(
     session: Session,
     prompt: str,
     region: RegionSettings | None = None,
-    pictures: AdapterPictures = NO_PICTURES,
+    conditions: Conditions = NO_CONDITIONS,
 ) -> Iterator[RunProgress]:
     """Edit beside the current picture, which stays the current one, in place of the live edit before it.
 
@@ -42,7 +42,7 @@ def edit_live(
         session: whose current picture is edited.
         prompt: what the picture should show.
         region: where the edit may change the picture; None for the changed words' mask.
-        pictures: that adapters read.
+        conditions: what adapters read.
 
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
@@ -52,8 +52,8 @@ def edit_live(
     wait_until = monotonic() + LIVE_TIMEOUT
     while session.live_pending and monotonic() < wait_until:
         sleep(LIVE_POLL)
-    request, parent = edit_request(state, session, text, region, pictures), session.current
-    key = edit_key(session, text, region, pictures)
+    request, parent = edit_request(state, session, text, region, conditions), session.current
+    key = edit_key(session, text, region, conditions)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult | float:
         if opens_part(editor, region):

@@ -69,7 +69,7 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: EventHandl
 def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     run = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": page.status}
     settings, shown = page.settings_inputs, page.session_outputs
-    made = page.make.click(events.on_make, [page.prompt, *page.picture_inputs, *settings], shown, **run)
+    made = page.make.click(events.on_make, [page.prompt, *page.condition_inputs, *settings], shown, **run)
     opened = page.open.click(
         events.on_open, [page.file, page.prompt, *settings], [*shown, page.file, page.found], **run
     )
@@ -104,6 +104,7 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     ]
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     changes += [page.control.upload, page.control.clear, page.control_scale.release, page.edges.input]
+    changes += [page.driven.input, *(slider.release for slider in (*page.pose, *page.expression))]
     gr.on(
         [page.show_preview.click, *changes],
         events.on_preview,

@@ -176,7 +176,7 @@ class ModelPool:
     Attributes:
         first: the model of requests that choose none.
         loras: the LoRAs that are offered.
-        reads: "reference" and "control", as far as an adapter reads them.
+        reads: "reference", "control" and "drive", as far as an adapter reads them.
         adapter_sources: identity of an adapter -> where it came from.
         dtype, device: of the models, as text.
         threads: that the models may compute with.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fisedit.adapters.control_pictures import canny
+from fisedit.drive import Drive
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
@@ -121,19 +122,21 @@ class AdapterPicture:
 
 
 @dataclass(frozen=True)
-class AdapterPictures:
-    """The pictures that adapters read.
+class Conditions:
+    """What adapters read.
 
     Args:
-        reference: whose appearance is taken, or None.
-        control: that says where things are, or None.
+        reference: the picture whose appearance is taken, or None.
+        control: the picture that says where things are, or None.
+        drive: a head's pose and expression, or None.
     """
 
     reference: AdapterPicture | None = None
     control: AdapterPicture | None = None
+    drive: Drive | None = None
 
 
-NO_PICTURES = AdapterPictures()
+NO_CONDITIONS = Conditions()
 
 
 def label(model: str) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import fromarray
 
-from app.handlers import on_its_part, picture_arguments, region_arguments, region_of
+from app.handlers import condition_arguments, on_its_part, region_arguments, region_of
 from app.runs import RunProgress, RunRequest, part_of, stream_run
-from app.validation import NO_PICTURES, SEEDS, AdapterPictures, RegionSettings, check_region, clean_prompt
+from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region, clean_prompt
 from fisedit import Region
 from fisedit.errors import Cancelled, InputError
 from fisedit.values import cell_pixels
@@ -31,7 +31,7 @@ def vary(
     session: Session,
     prompt: str,
     region: RegionSettings | None = None,
-    pictures: AdapterPictures = NO_PICTURES,
+    conditions: Conditions = NO_CONDITIONS,
 ) -> Iterator[RunProgress]:
     """Several edits, each with noise of its own; the last progress has the first of them.
 
@@ -43,7 +43,7 @@ def vary(
         session: whose current picture is edited.
         prompt: what the picture should show.
         region: where the edits may change the picture; None for the changed words' mask.
-        pictures: that adapters read.
+        conditions: what adapters read.
 
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
@@ -63,13 +63,13 @@ def vary(
             region = replace(kept, regions=regions)
         else:
             region = replace(kept, add=fromarray(painted), only=True)
-    add_pictures, erases = picture_arguments(state, pictures), parent is not shown and shown.run.erased
+    add_conditions, erases = condition_arguments(state, conditions), parent is not shown and shown.run.erased
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
         own = replace(region, seed=randbelow(SEEDS[1]))
         if erases:
             return editor.erase(region_of(own), quality=own.quality, seed=own.seed, on_step=on_step)
-        return editor.edit(text, **region_arguments(own), **add_pictures(editor), on_step=on_step)
+        return editor.edit(text, **region_arguments(own), **add_conditions(editor), on_step=on_step)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         made: list[EditResult] = []

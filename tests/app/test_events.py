@@ -16,7 +16,7 @@ from app.runs import RunProgress
 from app.validation import Busy
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
-from tests.support.app.requests import DOG, ME, REGION, last, made, png
+from tests.support.app.requests import DOG, ME, NOTHING_READ, REGION, last, made, png
 
 SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
@@ -68,7 +68,7 @@ def test_a_picture_is_opened_in_its_own_size(events, page, session):
 def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, state, session):
     made(state, session)
     for piece in (None, "first", "-1"):
-        answer = events.on_preview(ME, DOG, None, 1.0, None, 1.0, False, "", [], piece, 0, False, 0, 1, "fast")
+        answer = events.on_preview(ME, DOG, *NOTHING_READ, "", [], piece, 0, False, 0, 1, "fast")
         assert "piece must be a number or" in answer[page.facts] and answer[page.stage]["region"] == ""
 
 
@@ -77,7 +77,7 @@ def test_words_that_the_model_does_not_know_are_named_before_a_run(events, page,
     assert "it does not know &#x27;spaceship&#x27;" in answer[page.words_line]
     assert events.on_words(ME, "a cat on a beach", [], "")[page.words_line] == ""
     made(state, session)
-    assert "spaceship" in events.on_preview(ME, "a spaceship and a cake on a beach", None, 1.0, None, 1.0, False, *REGION)[page.facts]
+    assert "spaceship" in events.on_preview(ME, "a spaceship and a cake on a beach", *NOTHING_READ, *REGION)[page.facts]
 
 
 def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):

@@ -17,7 +17,7 @@ from app.live import edit_live, stop_live
 from app.validation import RegionSettings
 from fisedit import Cancelled
 from fisedit.values import EditMask, MaskSource
-from tests.support.app.requests import CAT, DOG, FOX, ME, REGION, idle, last, made
+from tests.support.app.requests import CAT, DOG, FOX, ME, NOTHING_READ, REGION, idle, last, made
 
 
 def ids(session):
@@ -100,15 +100,15 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     with gr.Blocks():
         page = PageComponents(state.pool)
     events = EventHandlers(state, page)
-    assert list(events.on_live(ME, DOG, None, 1.0, None, 1.0, False, *REGION)) == []
+    assert list(events.on_live(ME, DOG, *NOTHING_READ, *REGION)) == []
     mine = state.session(ME.session_hash)
     made(state, mine)
-    *_, drawn = events.on_live(ME, DOG, None, 1.0, None, 1.0, False, *REGION)
+    *_, drawn = events.on_live(ME, DOG, *NOTHING_READ, *REGION)
     assert drawn[page.stage]["live"].startswith("data:image/png") and "Run keeps it" in drawn[page.status]
     assert mine.current.prompt == CAT
-    (told,) = events.on_live(ME, DOG, None, 1.0, None, 1.0, False, *REGION[:3], 99, *REGION[4:])
+    (told,) = events.on_live(ME, DOG, *NOTHING_READ, *REGION[:3], 99, *REGION[4:])
     assert "grow" in told[page.status] and told[page.stage]["live"] == ""
-    *_, kept = events.on_edit(ME, DOG, None, 1.0, None, 1.0, False, *REGION)
+    *_, kept = events.on_edit(ME, DOG, *NOTHING_READ, *REGION)
     assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
 
 

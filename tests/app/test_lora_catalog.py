@@ -13,7 +13,7 @@ from app import export, handlers
 from app.lora_catalog import LoraCatalog
 from app.model_pool import LoadedModel
 from app.sessions import AppState
-from app.validation import AdapterPicture, AdapterPictures, Busy, RegionSettings, SourceSettings
+from app.validation import AdapterPicture, Busy, Conditions, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
@@ -224,7 +224,7 @@ def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain)
     source = last(handlers.generate(state, session, CAT, PLAIN))
     region, look = (
         RegionSettings(add=Image.fromarray(SQUARE), only=True),
-        AdapterPictures(AdapterPicture(png(RED), 0.5)),
+        Conditions(AdapterPicture(png(RED), 0.5)),
     )
     assert not handlers.preview(state, session, CAT, region, look).preview.nothing
     painted = last(handlers.edit(state, session, CAT, region, look))
@@ -234,9 +234,9 @@ def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain)
 
 
 def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path):
-    mine = last(handlers.generate(state, session, CAT, PLAIN, AdapterPictures(AdapterPicture(png(RED), 0.5))))
+    mine = last(handlers.generate(state, session, CAT, PLAIN, Conditions(AdapterPicture(png(RED), 0.5))))
     other = state.session("you")
-    theirs = last(handlers.generate(state, other, CAT, PLAIN, AdapterPictures(AdapterPicture(png(BLUE), 1.0))))
+    theirs = last(handlers.generate(state, other, CAT, PLAIN, Conditions(AdapterPicture(png(BLUE), 1.0))))
     assert not same(mine, theirs)
     edit = last(handlers.edit(state, session, DOG))
     assert edit.config.like == mine.config.like != theirs.config.like
@@ -250,13 +250,13 @@ def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path
 def test_looks_that_are_none(state, session):
     last(handlers.generate(state, session, CAT, PLAIN))
     for look, why in (
-        (AdapterPictures(AdapterPicture(b"no")), "picture"),
-        (AdapterPictures(AdapterPicture(png(RED), 3)), "scale of the reference"),
-        (AdapterPictures(AdapterPicture(png(RED), True)), "scale"),
+        (Conditions(AdapterPicture(b"no")), "picture"),
+        (Conditions(AdapterPicture(png(RED), 3)), "scale of the reference"),
+        (Conditions(AdapterPicture(png(RED), True)), "scale"),
     ):
         with pytest.raises(InputError, match=why):
             handlers.edit(state, session, DOG, None, look)
     state.pool = copy.copy(state.pool)
     state.pool.reads = frozenset()
     with pytest.raises(InputError, match="start the app with --adapter"):
-        handlers.edit(state, session, DOG, None, AdapterPictures(AdapterPicture(png(RED))))
+        handlers.edit(state, session, DOG, None, Conditions(AdapterPicture(png(RED))))

@@ -16,7 +16,7 @@ import pytest
 from app import export, handlers, html
 from app.model_pool import ModelPool
 from app.sessions import AppState
-from app.validation import AdapterPicture, AdapterPictures, SourceSettings
+from app.validation import AdapterPicture, Conditions, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
@@ -266,7 +266,7 @@ def test_what_does_not_fit_another_model_is_told(tmp_path):
     with pytest.raises(InputError, match="the LoRA ink does not fit the model; choose another one"):
         list(handlers.generate(state, session, CAT, SourceSettings(2, model="tiny", loras={"ink": 1.0})))
     with pytest.raises(InputError, match="no adapter for a reference fits the model"):
-        list(handlers.edit(state, session, DOG, None, AdapterPictures(AdapterPicture(png(RED)))))
+        list(handlers.edit(state, session, DOG, None, Conditions(AdapterPicture(png(RED)))))
     assert last(handlers.generate(state, session, CAT, SourceSettings(2, loras={"ink": 1.0}))).config.loras != ()
 
 

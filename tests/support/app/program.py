@@ -77,10 +77,10 @@ class Program:
 
 
 USUAL: dict[str, tuple[object, ...]] = {
-    "generate": ("", 0, 25, 4.0, 64, 64, "ddim", "", "", {}, "", 1.0, 0, "", 1.0, False),
+    "generate": ("", 0, 25, 4.0, 64, 64, "ddim", "", "", {}, "", 1.0, 0, "", 1.0, False, {}),
     "open": (None, "", 0, 25, 4.0, "", {}, {}),
-    "edit": ("", "", "", [], -1, 0, "", 1.0, 1.0, "balanced", -1, {}, [], "", 1.0, False),
-    "preview": ("", "", "", [], -1, 0, "", 1.0, 1.0, "balanced", -1, {}, [], "", 1.0, False),
+    "edit": ("", "", "", [], -1, 0, "", 1.0, 1.0, "balanced", -1, {}, [], "", 1.0, False, {}),
+    "preview": ("", "", "", [], -1, 0, "", 1.0, 1.0, "balanced", -1, {}, [], "", 1.0, False, {}),
     "erase": ({}, "balanced", -1),
     "extend": (0, 0, 0, 0, "", "balanced", -1),
     "history": ("", False),

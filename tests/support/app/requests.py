@@ -17,6 +17,9 @@ QUICK = SourceSettings(steps=4, seed=7)
 ME = SimpleNamespace(session_hash="me")
 """A request of a page."""
 
+NOTHING_READ = (None, 1.0, None, 1.0, False, False, *[0] * 11)
+"""What the page sends for adapters where they read nothing: pictures, scales, edges, and a drive that is off."""
+
 REGION = ("", [], ALL_PIECES[1], 0, False, 0, 1, "balanced")
 """Values of a region: nothing painted, no words, all pieces."""
 
