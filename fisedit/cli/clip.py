@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit import Editor
+    from fisedit.clips.render import ClipFrames
     from fisedit.values import OnStep
 
 
@@ -56,42 +57,46 @@ def drive(
     json: opt.Json = False,
 ) -> None:
     """Move a head: one edit of SOURCE for every pose, in one region; a run that was stopped continues."""
+    _check(context)
     from fisedit.clips.drives import read_drives
-    from fisedit.clips.render import check_clip_path, check_rate, render_frames, write_clip
+    from fisedit.clips.render import render_frames, write_clip
 
-    check_clip_path(output)
-    check_rate(fps)
-    if not adapter:
-        raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
-    if not any((mask, box, region, word)):
-        raise InputError("give a --mask, --box, --word or --region, got none; it says what moves")
-    if output.resolve() in {path.resolve() for path in (source, poses, mask, region, reference) if path}:
-        raise InputError(f"output must not be an input, got {output} for both; choose another name")
-    opened, drives = read_image(source), read_drives(poses)
+    opened, drives, look = read_image(source), read_drives(poses), read_image(reference)
     place = chosen_region(context, marked_region(context))
-    look = read_image(reference)
     assert opened is not None
     with console.progress("Opening") as on_step:
         editor = _open(context, opened.image, on_step)
     with console.progress("Rendering") as on_step:
-        frames = render_frames(
-            editor,
-            drives,
-            place,
-            output,
-            prompt=prompt,
-            quality=quality,
-            reference=None if look is None else look.image,
-            on_step=on_step,
-        )
-    notes = write_clip(frames, output, frames_per_second=fps)
-    rate = frames.rendered / frames.seconds if frames.rendered else 0.0
+        options: dict[str, Any] = {"prompt": prompt, "quality": quality, "on_step": on_step}
+        options["reference"] = None if look is None else look.image
+        frames = render_frames(editor, drives, place, output, **options)
+    _show(frames, output, write_clip(frames, output, frames_per_second=fps), json=json)
+
+
+def _check(context: typer.Context) -> None:
+    """Check the options before anything is read."""
+    from fisedit.clips.render import check_clip_path, check_rate
+
+    given = context.params
+    check_clip_path(given["output"])
+    check_rate(given["fps"])
+    if not given["adapter"]:
+        raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
+    if not any(given[name] for name in ("mask", "box", "region", "word")):
+        raise InputError("give a --mask, --box, --word or --region, got none; it says what moves")
+    inputs = [given[name] for name in ("source", "poses", "mask", "region", "reference", "protect") if given[name]]
+    if given["output"].resolve() in {path.resolve() for path in inputs}:
+        raise InputError(f"output must not be an input, got {given['output']} for both; choose another name")
+
+
+def _show(frames: ClipFrames, output: Path, notes: tuple[str, ...], *, json: bool) -> None:
+    """Print what a clip took, and what its format could not hold."""
     values = {
         "frames": len(frames.paths),
         "rendered": frames.rendered,
         "area": frames.area,
         "seconds": frames.seconds,
-        "frames_per_second": rate,
+        "frames_per_second": frames.rendered / frames.seconds if frames.rendered else 0.0,
     }
     if json:
         console.show_json(values | {"notes": notes, "output": output})
