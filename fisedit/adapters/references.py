@@ -174,6 +174,11 @@ class References:
         """Whether a loaded adapter reads an entry's picture as this argument."""
         return entry.adapter in self.adapters and self.adapters[entry.adapter].adapter.argument == argument
 
+    def picture_of(self, entries: Sequence[AdapterReference], argument: str) -> Image | None:
+        """The picture that entries of `GenerationConfig.like` name for an argument, if it is here."""
+        named = (entry.reference for entry in entries if self.reads(entry, argument))
+        return next((self.pictures[name] for name in named if name in self.pictures), None)
+
     def changed_control(
         self, before: Sequence[AdapterReference], after: Sequence[AdapterReference], size: tuple[int, int]
     ) -> Image | None:

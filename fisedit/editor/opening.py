@@ -172,8 +172,8 @@ class OpenMixin(EditMixin):
     ) -> EditResult:
         """Make the current picture larger and paint what is added; every pixel that it had stays.
 
-        The larger picture is opened as a source of its own, with the settings of the current one. Whatever is raised,
-        the editor is as it was.
+        The larger picture is opened as a source of its own, with the settings and the reference of the current one;
+        a control or a drive was of its canvas, and is left behind. Whatever is raised, the editor is as it was.
 
         Args:
             left: pixels to add, 0 or more, as many as the picture has at most.
@@ -202,6 +202,7 @@ class OpenMixin(EditMixin):
                 num_inference_steps=config.num_inference_steps,
                 guidance_scale=config.guidance_scale,
                 clip_skip=config.clip_skip,
+                reference=self._engine.references.picture_of(config.like, REFERENCE),
                 on_step=on_step,
             )
             return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)

@@ -315,3 +315,9 @@ class TestCommands:
         fisedit(*common, "--adapter", "nowhere/at/all").refused("adapter", 'adapter must be "demo-look", a folder')
         (tmp_path / "text.png").write_text("no picture")
         fisedit(*common, "--reference", "text.png").refused("input")
+
+
+def test_a_larger_picture_keeps_the_look(editor):
+    source = editor.generate(CAT, reference=RED, **QUICK)
+    larger = editor.extend(right=32, seed=3)
+    assert larger.config.like == source.config.like != ()
