@@ -72,8 +72,10 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
     if not any(name.startswith(_BASE) for name in shapes):
         return DriveReader(_filled(_network(shapes, file), file, shapes))
     base = _filled(_base(shapes), file, shapes)
-    beside = _beside(source)
-    path = _local(beside, local_files_only=local_files_only)
+    beside = projection_of(source)
+    if beside is None:
+        raise AdapterError(f"the control network {source} needs its projection; call the folders ..._base and ..._proj")
+    path = _local(str(beside), local_files_only=local_files_only)
     if not path.exists():
         raise AdapterError(f"the control network {source} needs its projection, got none at {beside}; put it there")
     file = _file(path)
@@ -96,14 +98,12 @@ def _file(path: Path) -> Path:
     return weights_file(path, _STEM) if path.is_dir() else path
 
 
-def _beside(source: str | Path) -> str:
-    """Where a base's projection lies: the last "base" of its name is "proj" there."""
-    path = expand_home(source)
-    parent, name = (path.parent, path.name) if path.exists() else Path(str(source)).parts
-    start, found, end = name.rpartition("base")
-    if not found:
-        raise AdapterError(f"the control network {source} needs its projection; call the folders ..._base and ..._proj")
-    return f"{parent}/{start}proj{end}"
+def projection_of(source: str | Path) -> Path | None:
+    """Where a base's projection lies, on disk or on the hub: the last "base" of its name is "proj" there; None for a
+    name without."""
+    path = Path(source)
+    start, found, end = path.name.rpartition("base")
+    return path.with_name(f"{start}proj{end}") if found else None
 
 
 def _network(shapes: Shapes, file: Path) -> DriveNetwork:

@@ -79,6 +79,15 @@ def load_picture_adapter(
     return RowColumnReader(load_adapter(source, local_files_only=local_files_only))
 
 
+def files_beside(source: str | Path) -> Path | None:
+    """What is loaded with an adapter's file from beside it, if it is here: an IP-Adapter's image encoder, or a control
+    network's projection."""
+    path = expand_home(source)
+    if path.is_file():
+        return path.parent / IMAGE_ENCODER
+    return drive_files.projection_of(path) if path.is_dir() and "base" in path.name else None
+
+
 def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool) -> Path:
     """A file of a folder or of the hub, with the image encoder beside it."""
     if problem := pickled(Path(weight_name)):

@@ -122,10 +122,13 @@ def run_batch(
 def _model_identity(settings: BatchSettings) -> str:
     """Of the model's files, and of those of what detects things and of adapters, as far as they are here."""
     own, adapters = model_digest(settings.model, local_files_only=settings.local_files_only), settings.adapters
-    beside = [settings.detect]
+    named = [settings.detect]
     if adapters is not None:
-        beside += [*adapters.sources, adapters.image_encoder, adapters.reference, adapters.control]
-    return " ".join([own, *(digest for name in beside if (digest := _file_identity(name)))])
+        from fisedit.adapters.loading import files_beside
+
+        beside = [] if adapters.image_encoder else [str(path) for path in map(files_beside, adapters.sources) if path]
+        named += [*adapters.sources, adapters.image_encoder, adapters.reference, adapters.control, *beside]
+    return " ".join([own, *(digest for name in named if (digest := _file_identity(name)))])
 
 
 def _file_identity(name: str) -> str:

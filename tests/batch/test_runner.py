@@ -16,8 +16,9 @@ from PIL import Image
 from fisedit import Editor
 from fisedit.batch import runner as running
 from fisedit.batch.journal import BatchJournal
-from fisedit.batch.values import BatchItem
+from fisedit.batch.values import BatchAdapters, BatchItem, BatchSettings
 from fisedit.storage import files
+from fisedit.values import AdapterUse
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.documents import well_formed
 from tests.support.folders import half, lines, picture, pictures, tree
@@ -236,3 +237,19 @@ def test_a_picture_that_is_gone_is_little_work(tmp_path):
     assert [queue.pop(0).name for _ in range(4)] == ["gone.png", "gone.png", "large.png", "small.png"]
     assert queue.pop(0) is None and queue.in_progress == 4
     assert running._estimated_work(deque([item(gone)])) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "beside"),
+    [("ip/adapter.safetensors", "ip/image_encoder/config.json"), ("control_base", "control_proj/config.json")],
+)
+def test_what_lies_beside_an_adapter_counts(model, tmp_path, adapter, beside):
+    """Its image encoder, or its projection: another one is another batch."""
+    for name in (adapter if adapter.endswith("s") else f"{adapter}/config.json", beside):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    settings = BatchSettings(str(model), adapters=BatchAdapters((str(tmp_path / adapter),), (AdapterUse(),)))
+    before = running._model_identity(settings)
+    assert running._model_identity(settings) == before
+    (tmp_path / beside).write_text('{"other": 1}')
+    assert running._model_identity(settings) != before
