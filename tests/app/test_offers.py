@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from diffusers import T2IAdapter
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -18,7 +19,7 @@ from app import handlers
 from app.validation import SourceSettings, label
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
-from tests.support.adapters import lively
+from tests.support.adapters import filled, lively
 from tests.support.app.models import derived
 from tests.support.app.page import CAT, DOG, make, nodes, pixels, run, stroke
 from tests.support.app.program import picture
@@ -27,6 +28,7 @@ from tests.support.app.uploads import png, upload
 from tests.support.documents import APP_ADDRESS, APP_GUIDE, blocks
 from tests.support.lora import Lora
 from tests.support.references import RED
+from training.pose import build_network, save_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +48,11 @@ def site(folder) -> Iterator[LayerSite]:
     pipe = Editor.from_pretrained("demo").pipe
     save_adapter(lively(pipe.unet, "v3"), folder / "adapter")
     loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
-    offers = {"loras": loras, "adapters": [folder / "adapter"], "folder": folder / "kept"}
+    channels = list(pipe.unet.config.block_out_channels)
+    filled(T2IAdapter(channels=channels, num_res_blocks=1)).save_pretrained(folder / "control")
+    save_network(filled(build_network(pipe)), folder / "poses")
+    adapters = [folder / name for name in ("adapter", "control", "poses")]
+    offers = {"loras": loras, "adapters": adapters, "folder": folder / "kept"}
     with served("demo", derived(folder / "another"), **offers) as site:
         yield site
 
@@ -143,6 +149,56 @@ def test_a_look_is_taken(browser, folder):
 
 
 @pytest.mark.slow
+def test_a_control_says_where_things_are(browser, folder):
+    """A picture's edges, or without one those of the picture on the stage."""
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    plain = pixels(page, ".picture")
+    page.get_by_role("button", name="Where things are ▼").click()
+    page.get_by_label("Its edges; without a picture those of the one on the stage").check()
+    stroke(page, (0.3, 0.3), (0.7, 0.3))
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    mask, edges = pixels(page, ".mask", "RGBA")[..., 3] > 0, pixels(page, ".picture")
+    changed = (edges != plain).any(2)
+    assert changed[mask].any() and not changed[~mask].any()
+    page.locator("#undo").click()
+    RED.save(folder / "red.png")
+    page.locator("#control input[type=file]").set_input_files(folder / "red.png")
+    expect(page.locator("#control")).to_contain_text("red")
+    stroke(page, (0.3, 0.3), (0.7, 0.3))
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(3)
+    assert (pixels(page, ".picture") != edges).any()
+
+
+@pytest.mark.slow
+def test_a_head_is_turned(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    plain = pixels(page, ".picture")
+    page.get_by_role("button", name="How a head is held ▼").click()
+    page.get_by_label("Turn it").check()
+    stroke(page, (0.3, 0.3), (0.7, 0.3))
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    made = []
+    for roll in ("20", "-35"):
+        page.locator("#drive-roll input[type=number]").fill(roll)
+        page.locator("#drive-roll input[type=number]").blur()
+        page.locator("#run").click()
+        expect(nodes(page)).to_have_count(2 + len(made))
+        made.append(pixels(page, ".picture"))
+        page.locator("#undo").click()
+        stroke(page, (0.3, 0.3), (0.7, 0.3))
+        expect(page.locator("#facts")).to_contain_text("of the picture")
+    assert (made[0] != plain).any() and (made[1] != plain).any() and (made[0] != made[1]).any()
+
+
+@pytest.mark.slow
 def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, tmp_path):
     """Whatever the folder is: the browser is given files of the app's own place alone."""
     page = browser().open()
@@ -191,6 +247,15 @@ def test_programs_give_a_look(program):
     assert [like["scale"] for like in edit["recipe"]["like"]] == [0.5]
     made = program.ask("generate", CAT, 7, 2, 4.0, 64, 64, "ddim", "", "", {}, look).data[0]
     assert [like["scale"] for like in made["recipe"]["like"]] == [1.0]
+
+
+def test_programs_turn_a_head(program):
+    program.ask("generate", CAT, 7, 2, 4.0, 64, 64)
+    plain = ("", "", [], -1, 0, "", 1.0, 1.0, "fast", -1, {"box": [16, 16, 48, 48]}, [], "", 1.0, False)
+    made = program.ask("edit", CAT, *plain, {"pose": [0, 0, 30, 0, 0, 0.4], "expression": {"eyeBlinkLeft": 1}})
+    assert made.data[0]["recipe"]["like"][0]["drive"]["pose"][2] == 30
+    program.refused("input", "edit", CAT, *plain, {"pose": [0]})
+    program.refused("input", "edit", CAT, *plain, {"roll": 30})
 
 
 def base64_of(image):
