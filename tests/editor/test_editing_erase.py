@@ -88,7 +88,7 @@ def shipped():
 @pytest.fixture
 def editor(shipped):
     editor = Editor(shipped, model="demo")
-    editor.generate(CAT, seed=7, num_inference_steps=6)
+    editor.generate(CAT, seed=7, num_inference_steps=6, width=128, height=128)
     return editor
 
 
@@ -158,7 +158,7 @@ def test_later_masks_read_the_prompts_own_words(editor):
 
 
 def test_of_a_picture_that_was_opened_without_words(editor, tmp_path):
-    editor.open(editor.current.image, num_inference_steps=6)
+    editor.open(editor.current.image, num_inference_steps=6, width=128, height=128)
     result = editor.erase(Region.mask(SQUARE))
     check_outside(editor, result, editor.history.find(result.parent))
     assert result.prompt == ""

@@ -110,7 +110,7 @@ def shipped():
 @pytest.fixture
 def editor(shipped):
     editor = Editor(shipped, model="demo")
-    editor.generate(CAT, seed=7, num_inference_steps=6)
+    editor.generate(CAT, seed=7, num_inference_steps=6, width=128, height=128)
     return editor
 
 

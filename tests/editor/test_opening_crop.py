@@ -184,7 +184,7 @@ def test_a_config_with_a_crop_is_checked():
 
 
 def test_a_larger_canvas_keeps_every_pixel_and_paints_the_border(editor):
-    editor.generate(CAT, seed=7, num_inference_steps=5, guidance_scale=3.0)
+    editor.generate(CAT, seed=7, num_inference_steps=5, guidance_scale=3.0, width=128, height=128)
     before = editor.current.image
     after = editor.extend(right=32, top=16)
     assert after.size == (160, 144) and after.prompt == CAT

@@ -172,7 +172,7 @@ def test_soft_levels_of_every_form_of_a_mask():
     assert np.array_equal(masks.levels_of_mask(mask.image(), 64, 96), expected)
 
 
-QUICK = {"seed": 7, "num_inference_steps": 6}
+QUICK = {"seed": 7, "num_inference_steps": 6, "width": 128, "height": 128}
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_the_demo_models_adapter_loads_and_is_small():
 def test_an_edit_takes_a_references_look_and_nothing_else_moves():
     editor = Editor.from_pretrained("demo", device="cpu")
     editor.load_adapter("demo-look")
-    editor.generate("a cat and a cake on a beach", seed=7, num_inference_steps=10)
+    editor.generate("a cat and a cake on a beach", seed=7, num_inference_steps=10, width=128, height=128)
     mask = np.zeros((16, 16), bool)
     mask[6:14, 1:8] = True
     grey = Image.new("RGB", (128, 128), (150, 150, 150))
