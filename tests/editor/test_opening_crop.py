@@ -184,17 +184,19 @@ def test_a_config_with_a_crop_is_checked():
 
 
 def test_a_larger_canvas_keeps_every_pixel_and_paints_the_border(editor):
-    editor.generate(CAT, seed=7, num_inference_steps=5, guidance_scale=3.0, width=128, height=128)
-    before = editor.current.image
-    after = editor.extend(right=32, top=16)
-    assert after.size == (160, 144) and after.prompt == CAT
-    kept = np.asarray(after.image)[16:, :128]
+    editor.generate(CAT, seed=7, num_inference_steps=5, guidance_scale=3.0)
+    before, side = editor.current.image, editor.native_size
+    right, top = side // 4, side // 8
+    after = editor.extend(right=right, top=top)
+    assert after.size == (side + right, side + top) and after.prompt == CAT
+    kept = np.asarray(after.image)[top:, :side]
     assert np.array_equal(kept, np.asarray(before))
-    assert after.mask.grid[:2].all() and after.mask.grid[:, 16:].all() and not after.mask.grid[2:, :16].any()
+    grid, (rows, columns) = after.mask.grid, (top // 8, side // 8)
+    assert grid[:rows].all() and grid[:, columns:].all() and not grid[rows:, :columns].any()
     source = editor.history.find(after.parent)
     mirrored = np.asarray(source.image)
-    assert np.array_equal(mirrored[16:, 128:], np.asarray(before)[:, -32:][:, ::-1])
-    assert (np.asarray(after.image) != mirrored)[:, 128:].mean() > 0.5  # painted, and not what was mirrored
+    assert np.array_equal(mirrored[top:, side:], np.asarray(before)[:, -right:][:, ::-1])
+    assert (np.asarray(after.image) != mirrored)[:, side:].mean() > 0.5  # painted, and not what was mirrored
     assert editor.undo() is source
 
 
