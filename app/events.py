@@ -71,13 +71,12 @@ class EventHandlers:
             prompt: what the picture shows.
             values: of `PageComponents.condition_inputs` and `settings_inputs`.
         """
-        conditions, settings = inputs.conditions_of(*values)
-        yield from self._run(
-            request,
-            lambda session: handlers.generate(
-                self.state, session, prompt, inputs.settings(self.page, *settings), conditions
-            ),
-        )
+
+        def make(session: Session) -> Iterator[RunProgress]:
+            conditions, settings = inputs.conditions_of(*values)
+            return handlers.generate(self.state, session, prompt, inputs.settings(self.page, *settings), conditions)
+
+        yield from self._run(request, make)
 
     def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *settings: Any) -> Iterator[Updates]:
         """Open a file as a new picture.
@@ -108,14 +107,13 @@ class EventHandlers:
             prompt: what the picture should show.
             values: of the further `PageComponents.edit_inputs`.
         """
-        conditions, region = inputs.conditions_of(*values)
-        yield from self._run(
-            request,
-            lambda session: handlers.edit(
-                self.state, session, prompt, inputs.region(session, prompt, conditions, *region), conditions
-            ),
-            prompt,
-        )
+
+        def edit(session: Session) -> Iterator[RunProgress]:
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            return handlers.edit(self.state, session, prompt, where, conditions)
+
+        yield from self._run(request, edit, prompt)
 
     def on_vary(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Edit the current picture several times, each with other noise.
@@ -125,14 +123,13 @@ class EventHandlers:
             prompt: what the picture should show.
             values: of the further `PageComponents.edit_inputs`.
         """
-        conditions, region = inputs.conditions_of(*values)
-        yield from self._run(
-            request,
-            lambda session: variations.vary(
-                self.state, session, prompt, inputs.region(session, prompt, conditions, *region), conditions
-            ),
-            prompt,
-        )
+
+        def vary(session: Session) -> Iterator[RunProgress]:
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            return variations.vary(self.state, session, prompt, where, conditions)
+
+        yield from self._run(request, vary, prompt)
 
     def on_erase(self, request: gr.Request, *values: Any) -> Iterator[Updates]:
         """Let what is around the painted area of the current picture grow into it.
@@ -142,14 +139,13 @@ class EventHandlers:
             values: of `PageComponents.edit_inputs`, of which the region's are read.
         """
         prompt, *others = values
-        _, region = inputs.conditions_of(*others)
-        yield from self._run(
-            request,
-            lambda session: handlers.erase(
-                self.state, session, inputs.region(session, session.current.prompt, NO_CONDITIONS, *region)
-            ),
-            prompt,
-        )
+
+        def erase(session: Session) -> Iterator[RunProgress]:
+            _, region = inputs.conditions_of(*others)
+            where = inputs.region(session, session.current.prompt, NO_CONDITIONS, *region)
+            return handlers.erase(self.state, session, where)
+
+        yield from self._run(request, erase, prompt)
 
     def on_extend(self, request: gr.Request, prompt: str, *widths: float | None) -> Iterator[Updates]:
         """Make the current picture larger and paint what is added.

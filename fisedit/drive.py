@@ -10,9 +10,12 @@ import hashlib
 import json
 import math
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
+
+import numpy as np
 
 from fisedit.errors import InputError
 
@@ -55,6 +58,7 @@ _RANGES = {
     "scale": (0.02, 0.65),
 }
 _MAX = 100.0
+"""Of every number that is no pose's, either way: trackers give a little beyond 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +96,20 @@ class Drive:
         object.__setattr__(self, "pose", pose)
         object.__setattr__(self, "expression", _numbers("expression", named, len(EXPRESSIONS)))
         object.__setattr__(self, "emotion", _numbers("emotion", self.emotion, EMOTION))
-        object.__setattr__(self, "face", _numbers("face", self.face, FACE[0] * FACE[1]))
+        face = np.array(_numbers("face", self.face, FACE[0] * FACE[1]), np.float16)  # as sessions keep it
+        object.__setattr__(self, "face", tuple(map(float, face)))
 
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell it from all others."""
         return hashlib.sha256(json.dumps(self.as_dict()).encode()).hexdigest()[:16]
 
-    def as_dict(self) -> dict[str, list[float]]:
-        """Ready for JSON; what is not given is left out."""
-        return {each.name: list(getattr(self, each.name)) for each in fields(self) if len(getattr(self, each.name))}
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON; what is not given is left out, and a face is base64 of 16-bit floats."""
+        found: dict[str, Any] = {each.name: list(getattr(self, each.name)) for each in fields(self)}
+        if found["face"]:
+            found["face"] = b64encode(np.array(found["face"], np.float16).tobytes()).decode()
+        return {name: value for name, value in found.items() if value}
 
     @classmethod
     def from_dict(cls, value: object) -> Self:
@@ -109,29 +117,56 @@ class Drive:
         names = [each.name for each in fields(cls)]
         if not isinstance(value, Mapping) or not value or value.keys() - set(names):
             raise InputError(f"a drive must be a JSON object of {', '.join(names)}, got {value!r:.80}")
-        return cls(**value)
+        given = dict(value)
+        if isinstance(given.get("face"), str):
+            given["face"] = _decode_face(given["face"])
+        for name, each in given.items():
+            plain = list(each.values()) if isinstance(each, Mapping) and name == "expression" else each
+            if not isinstance(plain, list | tuple) or any(type(one) not in (int, float) for one in plain):
+                raise InputError(f"a drive's {name} must be a list of numbers, got {each!r:.80}")
+        return cls(**given)
 
 
 def _numbers(name: str, given: Any, count: int, *, needed: bool = False) -> tuple[float, ...]:
     try:
         found = tuple(float(value) for value in given)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"a drive's {name} must be {count} numbers, got {given!r:.80}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"a drive's {name} must be {count} numbers, got {_shown(given)}") from error
     if (found or needed) and len(found) != count:
         raise InputError(f"a drive's {name} must be {count} numbers, got {len(found)}")
     for value in found:
         if not math.isfinite(value) or (not needed and abs(value) > _MAX):
-            raise InputError(f"a drive's {name} must have numbers in [-{_MAX:g}, {_MAX:g}], got {value:g}")
+            limits = "finite numbers" if needed else f"numbers in [-{_MAX:g}, {_MAX:g}]"
+            raise InputError(f"a drive's {name} must have {limits}, got {value:g}")
     return found
+
+
+def _shown(given: Any) -> str:
+    try:
+        return f"{given!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
+
+
+def _decode_face(text: str) -> list[float]:
+    try:
+        levels = np.frombuffer(b64decode(text, validate=True), np.float16)
+    except ValueError as error:
+        raise InputError(f"a drive's face must be base64 of 16-bit floats, got {text!r:.40}") from error
+    return [float(level) for level in levels]
 
 
 def _named(given: Mapping[str, Any]) -> list[Any]:
     """The coefficients in their order, 0 for those that are not given."""
     known = {name.lower(): i for i, name in enumerate(EXPRESSIONS)}
     found: list[Any] = [0.0] * len(EXPRESSIONS)
+    seen = set[str]()
     for name, value in given.items():
         plain = re.sub(r"_([lr])$", lambda end: {"l": "left", "r": "right"}[end[1]], str(name).lower())
+        if plain in known and plain in seen:
+            raise InputError(f"the coefficient {name!r:.40} of an expression is given twice; leave one out")
         if plain in known:
+            seen.add(plain)
             found[known[plain]] = value
         elif plain not in _UNREAD:
             close = difflib.get_close_matches(plain, known, 1)

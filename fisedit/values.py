@@ -699,8 +699,10 @@ def _adapter_reference(
 ) -> AdapterReference:
     if not (isinstance(adapter, str) and isinstance(reference, str)):
         raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
-    made = make_adapter_use(scale=scale, **use)
-    return AdapterReference(adapter, made, reference, None if drive is None else Drive.from_dict(drive))
+    made = None if drive is None else Drive.from_dict(drive)
+    if made is not None and made.digest != reference:
+        raise InputError(f"a drive's digest must be {made.digest}, got {reference!r:.40}")
+    return AdapterReference(adapter, make_adapter_use(scale=scale, **use), reference, made)
 
 
 def make_adapter_use(

@@ -5,6 +5,7 @@ error of drawn heads in known poses goes through it, and counts more where the h
 """
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -188,9 +189,12 @@ def sampled(seed: int, count: int, words: tuple[str, ...]) -> Iterator[PosedScen
 
 @torch.no_grad()
 def load_or_draw(
-    path: Path, pipeline: StableDiffusionPipeline, seed: int, count: int, words: tuple[str, ...]
+    folder: Path, pipeline: StableDiffusionPipeline, seed: int, count: int, words: tuple[str, ...]
 ) -> PosedLatents:
-    """Posed scenes, drawn and encoded, from a file if it is there."""
+    """Posed scenes, drawn and encoded, from a file of a folder if they are there."""
+    known = [*pipeline.vae.state_dict().values()]
+    whole = hashlib.sha256(repr((seed, count, sorted(words), [float(each.double().sum()) for each in known])).encode())
+    path = folder / f"{whole.hexdigest()[:16]}.pt"
     if path.is_file():
         return PosedLatents(**torch.load(path, weights_only=True))
     autoencoder: AutoencoderKL = pipeline.vae
@@ -243,8 +247,8 @@ def main() -> None:
     device = torch.device(chosen.device)
     pipeline.to(device)
     plan, kept = PLANS[device.type], chosen.folder / PoseStage.name
-    file = kept / f"scenes-{chosen.pictures}.pt"
-    scenes = load_or_draw(file, pipeline, config.scenes.seed, chosen.pictures, config.scenes.objects)
+    shape = config.scenes
+    scenes = load_or_draw(kept / "scenes", pipeline, shape.seed, chosen.pictures, shape.objects)
     averaged = train(PoseStage(pipeline, scenes, plan.batch, config.seed), plan, kept, device)
     save_network(cast(DriveNetwork, averaged), chosen.output)
 

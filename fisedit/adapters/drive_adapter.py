@@ -106,7 +106,7 @@ class DriveReader(PictureAdapter):
             picture = torch.cat([-torch.ones_like(picture), picture])
             numbers = {name: torch.cat([torch.zeros_like(each), each]) for name, each in numbers.items()}
         like = next(self.network.parameters())
-        given = {name: each.to(like) for name, each in numbers.items()}
+        given = {name: each.to(like.device) for name, each in numbers.items()}  # in 32 bit: their phases are large
         return counted(lambda: self._maps(picture.to(like), given))
 
     def _maps(self, picture: Tensor, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -88,19 +88,20 @@ class DriveNetwork(nn.Module):
         self.multiple, self.max_side = 1, 2 * scale * _LINE
 
     def tokens(self, expression: Tensor | None, face: Tensor | None, emotion: Tensor | None) -> Tensor:
-        """The numbers as tokens [N, T, D].
+        """The numbers as tokens [N, T, D], in the precision of the weights.
 
         Args:
             expression: [N, 51], with `face`; or None.
             face: [N, 3, 1024].
             emotion: [N, 548], instead.
         """
+        like = self.conv_in.weight
         if expression is None or face is None:
             assert emotion is not None, "an expression and a face, or an emotion, are given"
-            found: Tensor = self.emo_proj(embed_numbers(emotion * _EMOTION_SCALE, self.width).to(emotion))
+            found: Tensor = self.emo_proj(embed_numbers(emotion * _EMOTION_SCALE, self.width).to(like))
             return found
-        numbers = embed_numbers(expression * _EXPRESSION_SCALE, self.width).to(face)
-        both: Tensor = self.exp_proj(torch.cat([self.face_proj(face), numbers], 1))
+        numbers = embed_numbers(expression * _EXPRESSION_SCALE, self.width).to(like)
+        both: Tensor = self.exp_proj(torch.cat([self.face_proj(face.to(like)), numbers], 1))
         return both
 
     def forward(
@@ -234,10 +235,10 @@ class DriveBase(nn.Module):
         """Maps, the coarsest first; arguments as in `DriveNetwork`."""
         if expression is None or face is None:
             assert emotion is not None, "an expression and a face, or an emotion, are given"
-            tokens = self._project("emo", embed_numbers(emotion * _EMOTION_SCALE, FACE[1]).to(emotion))
+            tokens = self._project("emo", embed_numbers(emotion * _EMOTION_SCALE, FACE[1]).to(picture))
         else:
-            numbers = embed_numbers(expression * _EXPRESSION_SCALE, FACE[1]).to(face)
-            tokens = self._project("exp", numbers) + self._project("face", face)
+            numbers = embed_numbers(expression * _EXPRESSION_SCALE, FACE[1]).to(picture)
+            tokens = self._project("exp", numbers) + self._project("face", face.to(picture))
         found: list[Tensor] = self.ctrl_attn(_smaller(picture, 8), tokens)
         return found
 

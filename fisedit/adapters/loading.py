@@ -83,9 +83,9 @@ def files_beside(source: str | Path) -> Path | None:
     """What is loaded with an adapter's file from beside it, if it is here: an IP-Adapter's image encoder, or a control
     network's projection."""
     path = expand_home(source)
-    if path.is_file():
+    if path.is_file() and path.suffix == ".safetensors" and _is_ip_adapter(path):
         return path.parent / IMAGE_ENCODER
-    return drive_files.projection_of(path) if path.is_dir() and "base" in path.name else None
+    return drive_files.projection_of(path) if path.exists() else None
 
 
 def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool) -> Path:
@@ -110,7 +110,7 @@ def _local_folder(source: str | Path, *, local_files_only: bool) -> Path:
     if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
         return path
     folder = paths.download_files(str(source), ["config.json"], local_files_only=local_files_only)
-    if _class_name(folder) in (*NETWORKS, *drive_files.NETWORKS):
+    if _class_name(folder) in (*NETWORKS, *drive_files.NETWORKS, *drive_files.PROJECTIONS):
         return paths.download_files(str(source), ["config.json", "*.safetensors"], local_files_only=local_files_only)
     return path
 

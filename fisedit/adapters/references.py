@@ -278,7 +278,7 @@ class References:
             return 0
         adapter = self._adapter(entry)
         given = entry.drive or self.pictures.get(entry.reference)
-        if given is None:
+        if given is None or isinstance(given, Drive) is not (adapter.argument == DRIVE):
             raise AdapterError(f"the {adapter.argument} picture {entry.reference} is not here; give it again")
         self._kept[key], macs = adapter.read(AdapterInputs(self._pipe, self._executor, given, config, branches))
         while len(self._kept) > max(_KEPT, len(config.like)):

@@ -126,7 +126,7 @@ def _model_identity(settings: BatchSettings) -> str:
     if adapters is not None:
         from fisedit.adapters.loading import files_beside
 
-        beside = [] if adapters.image_encoder else [str(path) for path in map(files_beside, adapters.sources) if path]
+        beside = [str(path) for path in map(files_beside, adapters.sources) if path]
         named += [*adapters.sources, adapters.image_encoder, adapters.reference, adapters.control, *beside]
     return " ".join([own, *(digest for name in named if (digest := _file_identity(name)))])
 

@@ -10,7 +10,7 @@ import typer
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.inputs import load_adapters, options_given, read_image
-from fisedit.cli.places import chosen_region, marked_region
+from fisedit.cli.places import check_marks, chosen_region, marked_region
 from fisedit.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,27 +59,29 @@ def drive(
     """Move a head: one edit of SOURCE for every pose, in one region; a run that was stopped continues."""
     _check(context)
     from fisedit.clips.drives import read_drives
-    from fisedit.clips.render import render_frames, write_clip
+    from fisedit.clips.render import render_frames, rendering, write_clip
 
     opened, drives, look = read_image(source), read_drives(poses), read_image(reference)
     place = chosen_region(context, marked_region(context))
     assert opened is not None
-    with console.progress("Opening") as on_step:
-        editor = _open(context, opened.image, on_step)
-    with console.progress("Rendering") as on_step:
-        options: dict[str, Any] = {"prompt": prompt, "quality": quality, "on_step": on_step}
-        options["reference"] = None if look is None else look.image
-        frames = render_frames(editor, drives, place, output, **options)
-    _show(frames, output, write_clip(frames, output, frames_per_second=fps), json=json)
+    with rendering(output):
+        with console.progress("Opening") as on_step:
+            editor = _open(context, opened.image, on_step)
+        with console.progress("Rendering") as on_step:
+            options: dict[str, Any] = {"prompt": prompt, "quality": quality, "on_step": on_step}
+            options["reference"] = None if look is None else look.image
+            frames = render_frames(editor, drives, place, output, **options)
+        notes = write_clip(frames, output, frames_per_second=fps)
+    _show(frames, output, (*opened.notes, *notes), json=json)
 
 
 def _check(context: typer.Context) -> None:
     """Check the options before anything is read."""
-    from fisedit.clips.render import check_clip_path, check_rate
+    from fisedit.clips.render import check_clip_path
 
     given = context.params
-    check_clip_path(given["output"])
-    check_rate(given["fps"])
+    check_clip_path(given["output"], given["fps"])
+    check_marks(context)
     if not given["adapter"]:
         raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
     if not any(given[name] for name in ("mask", "box", "region", "word")):
@@ -114,13 +116,16 @@ def _open(context: typer.Context, picture: Image, on_step: OnStep) -> Editor:
 
     given = context.params
     place = {name: given[name] for name in ("device", "dtype", "local_files_only")}
+    config = {name: given[name] for name in ("num_inference_steps", "guidance_scale", "seed")}
     if given["source_prompt"] is None and read_metadata(picture).origin:
         model = given["model"] if "model" in options_given(context) else None
-        editor = Editor.remake(picture, model=model, on_step=on_step, **place)
+        changes = {name: value for name, value in config.items() if name in options_given(context)}
+        editor = Editor.remake(picture, model=model, changes=changes, on_step=on_step, **place)
         load_adapters(context, editor)
         return editor
+    if not given["source_prompt"]:
+        raise InputError("the picture says nothing of how it was made; say with --source-prompt what it shows")
     editor = Editor.from_pretrained(given["model"], **place)
     load_adapters(context, editor)
-    config = {name: given[name] for name in ("num_inference_steps", "guidance_scale", "seed")}
-    editor.open(picture, given["source_prompt"] or "", on_step=on_step, **config)
+    editor.open(picture, given["source_prompt"], on_step=on_step, **config)
     return editor

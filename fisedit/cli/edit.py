@@ -12,7 +12,7 @@ from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
 from fisedit.cli.inputs import load_adapters, options_given, read_conditions, read_image
-from fisedit.cli.places import edit_areas, parse_sides
+from fisedit.cli.places import check_marks, edit_areas, parse_sides
 from fisedit.errors import InputError
 from fisedit.storage import files, session_folder
 
@@ -303,12 +303,9 @@ def _check_prompt(context: typer.Context) -> None:
         raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
     if is_canny(context.params["control"]) and "picture" not in explicit:
         raise InputError("--control canny is of a --picture, got none; give a control picture's file")
-    if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
-        raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
+    check_marks(context)
     if context.params["extend"] is not None:
         parse_sides("extend", context.params["extend"], int)
-    if context.params["soft"] and "mask" not in explicit:
-        raise InputError("--soft is of a --mask, got none; give one")
 
 
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:

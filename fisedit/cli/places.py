@@ -7,6 +7,7 @@ from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fisedit.cli.inputs import options_given
 from fisedit.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ def edit_areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
     areas |= {"regions": several} if several else {"region": chosen_region(context, marked)}
     place = Region.union(each for each, _ in several) if several else marked
     return (None if given["word"] or (place is not None and place.reads_words) else place), areas
+
+
+def check_marks(context: typer.Context) -> None:
+    """Check that options of marks have the marks that they are of. Raises InputError."""
+    explicit = options_given(context)
+    if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
+        raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
+    if context.params["soft"] and "mask" not in explicit:
+        raise InputError("--soft is of a --mask, got none; give one")
 
 
 def marked_region(context: typer.Context) -> Region | None:

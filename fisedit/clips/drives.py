@@ -29,16 +29,22 @@ def read_drives(path: Path) -> tuple[Drive, ...]:
     if path.suffix.lower() not in (".json", ".csv"):
         raise InputError(f"poses must be a .json or .csv file, got {path}")
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"poses must have at most {_MAX_BYTES // 1_000_000} MB, got {path}")
-        text = path.read_text(encoding="utf-8-sig")
+        text = _read_text(path)
         drives = _of_json(text) if path.suffix.lower() == ".json" else _of_csv(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, csv.Error, RecursionError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, csv.Error, RecursionError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"poses must be JSON or CSV, got {path} ({why:.120})") from error
     if not 1 <= len(drives) <= MAX_FRAMES:
         raise InputError(f"poses must be 1 to {MAX_FRAMES}, got {len(drives)} in {path}")
     return tuple(drives)
+
+
+def _read_text(path: Path) -> str:
+    if path.stat().st_size > _MAX_BYTES:
+        raise InputError(f"poses must have at most {_MAX_BYTES // 1_000_000} MB, got {path}")
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _of_json(text: str) -> list[Drive]:
@@ -49,6 +55,9 @@ def _of_json(text: str) -> list[Drive]:
 
 def _of_csv(text: str) -> list[Drive]:
     rows = csv.DictReader(text.splitlines())
+    names = [name.strip() for name in rows.fieldnames or ()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"columns of poses must have names of their own, got {twice[0]!r:.40} twice")
     return [_named(f"line {rows.line_num}", _of_row, row) for row in rows]
 
 
@@ -57,7 +66,14 @@ def _of_row(row: Mapping[str | None, Any]) -> Drive:
         raise InputError("it has more or fewer fields than the first line")
     fields = {str(name).strip(): value for name, value in row.items()}
     pose = [fields.pop(name, usual) for name, usual in zip(POSE, Drive().pose, strict=True)]
-    return Drive(pose, fields or ())
+    return Drive(pose, {name: _number(value) for name, value in fields.items()} or ())
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"a coefficient must be a number, got {text!r:.40}") from error
 
 
 def _named(which: str, make: Any, given: Any) -> Drive:

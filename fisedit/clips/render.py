@@ -9,28 +9,41 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from PIL import Image
 
-from fisedit.errors import InputError
+from fisedit import __version__
+from fisedit.errors import InputError, MaskError, SessionError
 from fisedit.masking.region import Region
 from fisedit.models.device import weights_digest
+from fisedit.storage.canvas import to_editable, to_srgb
 from fisedit.storage.files import check_file_path, remove_partial, write_bytes, write_file
 from fisedit.storage.images import encode
+from fisedit.storage.session_folder import lock
 
 if TYPE_CHECKING:
     from fisedit.drive import Drive
     from fisedit.editor import Editor
     from fisedit.history import EditResult
-    from fisedit.values import OnStep
+    from fisedit.values import EditMask, OnStep
 
 ENDINGS = (".webp", ".png", ".gif", ".mp4")
-MAX_FPS = 60.0
+
+_RATES: dict[str, tuple[float, float]] = {".gif": (0.1, 50.0)}
+_RATE = (0.1, 60.0)
+"""Frames a second, at least and at most: of a GIF, whose delays are hundredths of a second, and of other clips."""
+
+_MAX_PIXELS = 1_000_000_000
+"""Of all frames of an animation, which are in memory when it is written."""
+
+_MAX_WEBP_SIDE = 16383
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +56,7 @@ class ClipFrames:
         rendered: how many were rendered now, not found there.
         seconds: that the edits of those took.
         area: of the region, as a share of the picture.
+        notes: what a clip cannot hold of the source.
     """
 
     folder: Path
@@ -50,16 +64,42 @@ class ClipFrames:
     rendered: int
     seconds: float
     area: float
+    notes: tuple[str, ...] = ()
 
 
-def check_clip_path(path: Path) -> Path:
-    """Check, before any work, that a clip can be written to a path. Raises InputError."""
-    if path.suffix.lower() not in ENDINGS:
+def check_clip_path(path: Path, frames_per_second: float) -> Path:
+    """Check, before any work, that a clip of so many frames a second can be written to a path. Raises InputError."""
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
         raise InputError(f"a clip must end in {', '.join(ENDINGS)}, got {path}")
-    if path.suffix.lower() == ".mp4" and shutil.which("ffmpeg") is None:
+    if ending == ".mp4" and shutil.which("ffmpeg") is None:
         raise InputError(f"an .mp4 needs the program ffmpeg, which is not here; install it, or write {path.stem}.webp")
+    low, high = _RATES.get(ending, _RATE)
+    if not low <= frames_per_second <= high:
+        raise InputError(f"frames per second must be {low:g} to {high:g} in {ending}, got {frames_per_second:g}")
     check_file_path(path)
+    if (folder := frames_folder(path)).exists() and not folder.is_dir():
+        raise InputError(f"frames are kept in the folder {folder}, got a file of that name; rename it")
     return path
+
+
+def frames_folder(output: Path) -> Path:
+    """Where the frames of a clip lie until it is written."""
+    return output.with_name(f"{output.name}.frames")
+
+
+@contextmanager
+def rendering(output: Path) -> Iterator[None]:
+    """Let no other run render the same clip during the block. Raises InputError."""
+    folder = frames_folder(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        held.callback(_remove_empty, folder)
+        try:
+            held.enter_context(lock(folder))
+        except SessionError as error:
+            raise InputError(f"another run renders {output}; wait for it, or choose another name") from error
+        yield
 
 
 def render_frames(
@@ -73,12 +113,12 @@ def render_frames(
     reference: Image.Image | None = None,
     on_step: OnStep | None = None,
 ) -> ClipFrames:
-    """Render a clip's frames, those that are not there yet. The editor's current picture stays the current one.
+    """Render a clip's frames, those that are not there yet. Whatever is raised, the editor is as it was.
 
     Args:
         editor: whose current picture is the source; with a control network that reads drives.
         drives: one for every frame.
-        region: where the frames may change; words are looked for once, in the first frame.
+        region: where the frames may change; words are looked for once.
         output: of the clip; frames lie in the folder OUTPUT.frames.
         prompt: what the frames show; None for the source's prompt.
         quality: as in `Editor.edit`.
@@ -87,72 +127,106 @@ def render_frames(
             `Cancelled`.
 
     Raises:
-        InputError, MaskError, AdapterError, NumericsError: as in `Editor.edit`.
+        InputError, MaskError, AdapterError, NumericsError: as in `Editor.edit`; and too many frames, or none.
     """
     source, words = editor.current, editor.current.prompt if prompt is None else prompt
-    mask = editor.preview(words, region=region, drive=drives[0], reference=reference, quality=quality).mask
-    fixed = Region.mask(mask.grid)
-    look = b"" if reference is None else reference.tobytes()
-    base = _base(editor, source, mask.grid.tobytes() + look, words, quality)
-    folder = output.with_name(f"{output.name}.frames")
+    keeps_alpha, notes = output.suffix.lower() in (".webp", ".png"), list[str]()
+    _check_count(source, len(drives), output)
+    if source.image.mode not in ("RGB", "RGBA") or source.image.info.get("icc_profile"):
+        notes.append("a clip has 8-bit sRGB levels: the source's own levels or colours were converted")
+    if source.image.has_transparency_data and not keeps_alpha:
+        notes.append("such a clip has no transparency: what is clear in the source is white")
+    anew = source.config.seed ^ 1  # other noise, so that a drive of the source's own is planned as well
+    mask = editor.preview(words, region=region, drive=drives[0], reference=reference, seed=anew, quality=quality).mask
+    if not mask.grid.any():
+        raise MaskError("the region marks nothing of the picture; mark what moves")
+    fixed = _fixed(mask, source)
+    base, folder = _base(editor, source, mask, (words, quality), reference), frames_folder(output)
     paths, rendered, seconds = list[Path](), 0, 0.0
     for i, drive in enumerate(drives):
         key = hashlib.sha256(base + drive.digest.encode()).hexdigest()[:16]
         paths.append(folder / f"{i:05}-{key}.png")
         if paths[-1].exists():
             continue
-        made = editor.edit(
-            words,
-            region=fixed,
-            drive=drive,
-            reference=reference,
-            quality=quality,
-            verify=False,
-            on_step=_of_clip(on_step, i, len(drives)),
-        )
-        write_bytes(encode(made.image, ".png")[0], paths[-1])
-        rendered, seconds = rendered + 1, seconds + made.stats.seconds["total"]
-        editor.checkout(source.id)
-        editor.delete(made.id)
-    return ClipFrames(folder, paths, rendered, seconds, mask.area)
+        with _forgotten(editor):
+            made = editor.edit(
+                words,
+                region=fixed,
+                drive=drive,
+                reference=reference,
+                quality=quality,
+                verify=False,
+                on_step=_of_clip(on_step, i, len(drives)),
+            )
+            write_bytes(encode(to_srgb(to_editable(made.image), alpha=keeps_alpha), ".png")[0], paths[-1])
+            rendered, seconds = rendered + 1, seconds + made.stats.seconds["total"]
+    return ClipFrames(folder, paths, rendered, seconds, mask.area, tuple(notes))
 
 
 def write_clip(frames: ClipFrames, path: Path, *, frames_per_second: float = 12.0) -> tuple[str, ...]:
-    """Write a clip, whole or not at all, and remove the folder of its frames.
+    """Write a clip, whole or not at all, and remove its frames.
 
     Args:
         frames: of it.
         path: ends in one of `ENDINGS`.
-        frames_per_second: above 0, to `MAX_FPS`.
+        frames_per_second: as `check_clip_path` takes them.
 
     Returns:
         What the format could not hold.
 
     Raises:
-        InputError: frames per second out of range, or ffmpeg cannot write the clip.
+        InputError: as `check_clip_path`, or ffmpeg cannot write the clip.
     """
-    check_rate(frames_per_second)
-    pictures = (_read(each) for each in frames.paths)
-    ending, notes = path.suffix.lower(), tuple[str, ...]()
+    check_clip_path(path, frames_per_second)
+    ending, notes = path.suffix.lower(), list(frames.notes)
     if ending == ".mp4":
-        write_file(path, lambda file: _write_mp4(pictures, file, frames_per_second))
-        notes = ("mp4 is not exact: pixels outside the region are near the source's, not the same",)
+        write_file(path, lambda file: _write_mp4(frames.paths, file, frames_per_second))
+        notes.append("mp4 is not exact: pixels outside the region are near the source's, not the same")
     else:
-        write_file(path, lambda file: _write_animation(pictures, file, ending[1:].upper(), frames_per_second))
+        delays = _delays(len(frames.paths), frames_per_second, 10 if ending == ".gif" else 1)
+        write_file(path, lambda file: _write_animation(frames.paths, file, ending[1:].upper(), delays))
         if ending == ".gif":
-            notes = ("gif has 256 colours: pixels outside the region are near the source's, not the same",)
+            notes.append("gif has 256 colours: pixels outside the region are near the source's, not the same")
     for each in frames.paths:
         each.unlink(missing_ok=True)
     remove_partial(frames.folder, [each.name for each in frames.paths])
-    if not any(frames.folder.iterdir()):
-        frames.folder.rmdir()
-    return notes
+    _remove_empty(frames.folder)
+    return tuple(notes)
 
 
-def check_rate(frames_per_second: float) -> None:
-    """Raise InputError for frames per second out of range."""
-    if not 0 < frames_per_second <= MAX_FPS:
-        raise InputError(f"frames per second must be above 0, to {MAX_FPS:g}, got {frames_per_second:g}")
+def _remove_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _check_count(source: EditResult, count: int, output: Path) -> None:
+    width, height = source.image.size
+    if not count:
+        raise InputError("a clip needs a drive for every frame, got none")
+    if output.suffix.lower() == ".webp" and max(width, height) > _MAX_WEBP_SIDE:
+        raise InputError(f"a .webp has at most {_MAX_WEBP_SIDE} pixels a side, got {width}x{height}; write a .png")
+    if output.suffix.lower() != ".mp4" and count * width * height > _MAX_PIXELS:
+        limit = f"at most {_MAX_PIXELS // 10**6:,} million pixels in all"
+        raise InputError(f"a clip must have {limit}, got {count} frames of {width}x{height}; make it smaller")
+
+
+def _fixed(mask: EditMask, source: EditResult) -> Region:
+    """The region of all frames: cells, and how much of a soft mask's cells may change."""
+    if mask.levels is None:
+        return Region.mask(mask.grid)
+    return Region.mask(mask.image().resize(source.size, Image.Resampling.NEAREST), soft=True)
+
+
+@contextmanager
+def _forgotten(editor: Editor) -> Iterator[None]:
+    """Forget what is made in the block, also where it fails; the current picture is the current one again."""
+    before, current = {result.id for result in editor.history}, editor.current.id
+    try:
+        yield
+    finally:
+        editor.checkout(current)
+        for result in [result for result in editor.history if result.id not in before]:
+            editor.delete(result.id)
 
 
 def _of_clip(on_step: OnStep | None, frame: int, count: int) -> OnStep | None:
@@ -162,34 +236,53 @@ def _of_clip(on_step: OnStep | None, frame: int, count: int) -> OnStep | None:
     return lambda i, n, preview: on_step(frame * n + i, count * n, preview)
 
 
-def _base(editor: Editor, source: EditResult, given: bytes, prompt: str, quality: str) -> bytes:
+def _base(
+    editor: Editor, source: EditResult, mask: EditMask, chosen: tuple[str, ...], reference: Image.Image | None
+) -> bytes:
     """Digest of all that frames depend on but their drives."""
+    pipe, whole = editor.pipe, hashlib.sha256()
     adapters = sorted(f"{loaded.adapter.identity} {loaded.use}" for loaded in editor.adapters)
-    named = (source.config, prompt, quality, adapters, weights_digest(editor.pipe), editor.pipe.unet.dtype)
-    return hashlib.sha256(repr(named).encode() + given + source.image.tobytes()).digest()
+    parts = dict(pipe.scheduler.config), dict(pipe.vae.config), weights_digest(pipe), pipe.unet.dtype, pipe.unet.device
+    whole.update(repr((__version__, source.config, chosen, adapters, parts)).encode())
+    for picture in (source.image, *([] if reference is None else [to_editable(reference)])):
+        whole.update(f"{picture.mode} {picture.size}".encode() + picture.tobytes())
+    whole.update(mask.grid.tobytes() + (b"" if mask.levels is None else mask.levels.tobytes()))
+    return whole.digest()
+
+
+def _delays(count: int, rate: float, unit: int) -> list[int]:
+    """Milliseconds of every frame, in whole units, so that the clip as a whole is as fast as asked for."""
+    ends = [round(1000 * i / (rate * unit)) for i in range(count + 1)]
+    return [unit * max(1, after - before) for before, after in pairwise(ends)]
+
+
+def _write_animation(paths: Iterable[Path], file: IO[bytes], kind: str, delays: list[int]) -> None:
+    """An animation that repeats; what the format can hold exactly, it does."""
+    first, *rest = map(_read, paths)
+    exact: dict[str, Any] = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+    first.save(file, kind, save_all=True, append_images=rest, duration=delays, loop=0, **exact)
 
 
 def _read(path: Path) -> Image.Image:
     with Image.open(path) as opened:
-        return opened.convert("RGB")
+        opened.load()
+        return opened
 
 
-def _write_animation(pictures: Iterable[Image.Image], file: IO[bytes], kind: str, rate: float) -> None:
-    """An animation that repeats; what the format can hold exactly, it does."""
-    first, *rest = pictures
-    exact: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
-    first.save(file, kind, save_all=True, append_images=rest, duration=1000 / rate, loop=0, **exact)
-
-
-def _write_mp4(pictures: Iterable[Image.Image], file: IO[bytes], rate: float) -> None:
+def _write_mp4(paths: Iterable[Path], file: IO[bytes], rate: float) -> None:
     command = ["ffmpeg", "-v", "error", "-f", "image2pipe", "-framerate", f"{rate:g}", "-c:v", "png", "-i", "-"]
     command += ["-c:v", "libx264", "-crf", "14", "-pix_fmt", "yuv420p", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]
     command += ["-movflags", "frag_keyframe+empty_moov", "-f", "mp4", "-"]
-    given = BytesIO()
-    for picture in pictures:
-        picture.save(given, "PNG")
-    made = subprocess.run(command, input=given.getvalue(), capture_output=True, check=False)  # noqa: S603 (fixed words)
-    if made.returncode or not made.stdout:
-        lines = made.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
-        raise InputError(f"ffmpeg could not write the clip ({lines[-1]:.120}); write a .webp instead")
-    file.write(made.stdout)
+    with tempfile.TemporaryFile() as told:
+        running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=told)  # noqa: S603 (fixed words)
+        assert running.stdin is not None
+        try:
+            for path in paths:
+                running.stdin.write(path.read_bytes())
+            running.stdin.close()
+        except BrokenPipeError:  # it ended, and says why
+            pass
+        if running.wait() or not file.seek(0, 2):
+            told.seek(0)
+            lines = told.read().decode(errors="replace").strip().splitlines() or ["no output"]
+            raise InputError(f"ffmpeg could not write the clip ({lines[-1]:.120}); write a .webp instead")

@@ -2,7 +2,7 @@
 
 A drawn head is opened at rest and edited to another drive. What comes is compared with the renderer's own picture of
 that drive: its tilt is the one whose picture is nearest, its place is where it differs from the scene without a head.
-Beside it stands the same edit with the drive of the head at rest. Knows the editor and scenes.
+Beside it stands the picture as it was opened, at rest. Knows the editor and scenes.
 """
 
 from __future__ import annotations
@@ -98,17 +98,14 @@ def _measure(editor: Editor, posed: PosedScene, settings: DriveQualitySettings) 
     made = editor.edit(prompt, region=region, drive=posed.drive)
     found = np.asarray(made.image.convert("RGB"))
     behind = render(posed.scene.without(posed.index), side).pixels
-    editor.checkout(source.id)
-    still = editor.edit(prompt, region=region, drive=rest.drive)
-    control = np.asarray(still.image.convert("RGB"))
     editor.delete(source.id)
     return {
         "prompt": prompt,
         "tilt": posed.drive.pose[2],
         "tilt_error": abs(_tilt(found, posed, head) - posed.drive.pose[2]),
-        "tilt_error_at_rest": abs(_tilt(control, posed, head) - posed.drive.pose[2]),
+        "tilt_error_at_rest": abs(_tilt(picture, posed, head) - posed.drive.pose[2]),
         "iou": _iou(_shown(found, behind), head),
-        "iou_at_rest": _iou(_shown(control, behind), head),
+        "iou_at_rest": _iou(_shown(picture, behind), head),
         "area": made.mask.area,
         "macs_ratio": made.stats.macs / made.stats.macs_dense,
         "seconds": made.stats.seconds["total"],
@@ -141,7 +138,7 @@ def _iou(one: Mask, other: Mask) -> float:
 
 
 def _summary(rows: list[Row]) -> list[Row]:
-    """One row for the drive that was asked for, one for the head at rest."""
+    """One row for the edits, one for the pictures at rest."""
     table = list[Row]()
     for name, ending in (("driven", ""), ("at rest", "_at_rest")):
         errors, ious = ([row[f"{what}{ending}"] for row in rows] for what in ("tilt_error", "iou"))

@@ -176,7 +176,7 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
     if unknown := sorted(set(changes) - allowed):
         raise InputError(f"the picture was {kind}, where {unknown[0]} means nothing; leave it out")
     if origin.config.like or any(edit.like for edit in origin.edits):
-        raise InputError("the picture took the look of another, which its file does not hold; edit it as --picture")
+        raise InputError("the picture was made with an adapter, which its file does not hold; open it as a picture")
     if origin.config.loras:
         names = ", ".join(name for name, _ in origin.config.loras)
         raise InputError(

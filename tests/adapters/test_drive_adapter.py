@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from fisedit.errors import AdapterError, InputError, NumericsError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from fisedit.values import AdapterUse
+from fisedit.values import AdapterUse, parse_adapter_references
 from tests.support import oracle
 from tests.support.adapters import filled, lively
 from tests.support.edits import CAT, DOG, pixels_outside
@@ -318,7 +319,7 @@ def test_drives_are_values():
     for arguments, message in (
         ({"pose": (0, 0, 0)}, "pose must be 6 numbers, got 3"),
         ({"pose": (0, 0, 0, 0, 0, 2)}, r"scale must be in \[0.02, 0.65\], got 2"),
-        ({"pose": (float("nan"), 0, 0, 0, 0, 0.4)}, "pose must have numbers"),
+        ({"pose": (float("nan"), 0, 0, 0, 0, 0.4)}, "pose must have finite numbers"),
         ({"pose": "ahead"}, "pose must be 6 numbers, got 'ahead'"),
         ({"expression": [1] * 52}, "expression must be 51 numbers, got 52"),
         ({"expression": {"jawOpened": 1}}, "named 'jawOpened'; did you mean jawOpen?"),
@@ -330,3 +331,49 @@ def test_drives_are_values():
     for value in ([], {}, {"position": 1}, "nod"):
         with pytest.raises(InputError, match="a drive must be a JSON object"):
             Drive.from_dict(value)
+    for value in ("0" * 51, ["0"] * 51, [True] * 51, {"jawOpen": "1"}, 7, None, [[0] * 51]):
+        with pytest.raises(InputError, match="a drive's expression must be a list of numbers"):
+            Drive.from_dict({"expression": value})
+    for value in (10**400, -(10**5000)):
+        with pytest.raises(InputError, match="pose must be 6 numbers"):
+            Drive.from_dict({"pose": [value] * 6})
+    with pytest.raises(InputError, match="'eyeBlink_L' of an expression is given twice"):
+        Drive(expression={"eyeBlinkLeft": 0, "eyeBlink_L": 1})
+
+
+def test_a_face_is_kept_in_sixteen_bits():
+    face = Drive(face=np.random.default_rng(0).normal(size=3072))
+    told = json.dumps(face.as_dict())
+    again = Drive.from_dict(json.loads(told))
+    assert len(told) < 9_000 and again == face and again.digest == face.digest
+    for wrong in ("AAA", "nö", "AAAA"):
+        with pytest.raises(InputError, match="a drive's face must be"):
+            Drive.from_dict({"face": wrong})
+
+
+def test_a_session_that_lies_about_a_drive_is_refused():
+    entry = {"adapter": "0" * 16, "scale": 1.0, "reference": NOD.digest, "drive": NOD.as_dict()}
+    assert parse_adapter_references([entry])[0].drive == NOD
+    with pytest.raises(InputError, match="a drive's digest must be"):
+        parse_adapter_references([entry | {"reference": TURN.digest}])
+
+
+def test_a_picture_is_no_drive(editor):
+    """Nor the other way round, whatever a session's entries say."""
+    editor.generate(CAT, drive=NOD, **QUICK)
+    references, (entry,) = editor._engine.references, editor.current.config.like
+    references.pictures["0" * 16] = RED
+    config = replace(editor.current.config, like=(replace(entry, reference="0" * 16, drive=None),))
+    with pytest.raises(AdapterError, match=r"the drive picture 0+ is not here; give it again"):
+        references.prepare(config, 2)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_small_changes_of_an_expression_count_in_sixteen_bits(pipe, dtype):
+    """Coefficients times 500 are phases: they are computed in 32 bit."""
+    whole = network(pipe.unet)
+    numbers, face = torch.full((1, 51), 0.601), torch.zeros(1, 3, 1024)
+    expected = whole.tokens(numbers, face, None)
+    found = network(pipe.unet).to(dtype).tokens(numbers, face, None)
+    assert (found.float() - expected).norm() / expected.norm() < 0.02

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from fisedit import Editor
 from fisedit.batch import runner as running
@@ -245,9 +247,11 @@ def test_a_picture_that_is_gone_is_little_work(tmp_path):
 )
 def test_what_lies_beside_an_adapter_counts(model, tmp_path, adapter, beside):
     """Its image encoder, or its projection: another one is another batch."""
-    for name in (adapter if adapter.endswith("s") else f"{adapter}/config.json", beside):
+    for name in (f"{adapter}/config.json" if "base" in adapter else "ip/readme.txt", beside):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
+    if "base" not in adapter:
+        save_file({"ip_adapter.1.to_k_ip.weight": torch.zeros(1)}, tmp_path / adapter)
     settings = BatchSettings(str(model), adapters=BatchAdapters((str(tmp_path / adapter),), (AdapterUse(),)))
     before = running._model_identity(settings)
     assert running._model_identity(settings) == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from fisedit import Drive, Editor, Region
 from fisedit.adapters.drive_networks import DriveNetwork
 from fisedit.clips import render
 from fisedit.clips.drives import MAX_FRAMES, read_drives
-from fisedit.errors import Cancelled, InputError
+from fisedit.errors import Cancelled, InputError, MaskError
 from tests.support.adapters import filled
 
 CAT = "a cat and a cake on a beach"
@@ -143,7 +145,13 @@ def test_poses_that_are_none(tmp_path, text, name, message):
 def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
     driven().refused("input", "give a --mask, --box, --word or --region, got none; it says what moves")
     driven(*BOX, "--output", "clip.avi").refused("input", "a clip must end in .webp, .png, .gif, .mp4")
-    driven(*BOX, "--fps", "0").refused("input", "frames per second must be above 0, to 60, got 0")
+    driven(*BOX, "--fps", "0").refused("input", "frames per second must be 0.1 to 60 in .webp, got 0")
+    driven(*BOX, "--fps", "60", "--output", "c.gif").refused("input", "frames per second must be 0.1 to 50 in .gif")
+    driven(*BOX, "--soft").refused("input", "--soft is of a --mask, got none")
+    driven(*BOX, "--instance", "0").refused("input", "--instance is of what words find")
+    (tmp_path / "c.webp.frames").write_text("")
+    driven(*BOX, "--output", "c.webp").refused("input", "frames are kept in the folder c.webp.frames, got a file")
+    (tmp_path / "c.webp.frames").unlink()
     driven(*BOX, "--output", "source.png").refused("input", "output must not be an input")
     driven(*BOX, poses="none.csv").refused("input", "poses must be JSON or CSV, got none.csv")
     fisedit("drive", "source.png", "poses.csv", *BOX).refused("input", "give an --adapter that reads poses")
@@ -153,7 +161,7 @@ def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
 def test_mp4_needs_ffmpeg(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"needs the program ffmpeg, .*; install it, or write clip\.webp"):
-        render.check_clip_path(tmp_path / "clip.mp4")
+        render.check_clip_path(tmp_path / "clip.mp4", 12)
 
 
 def test_mp4_by_ffmpeg(monkeypatch, tmp_path):
@@ -169,7 +177,7 @@ def test_mp4_by_ffmpeg(monkeypatch, tmp_path):
     Image.new("RGB", (8, 8), "red").save(folder / "0.png")
     frames, path = (
         render.ClipFrames(folder, [folder / "0.png"], 1, 1.0, 0.5),
-        render.check_clip_path(tmp_path / "clip.mp4"),
+        render.check_clip_path(tmp_path / "clip.mp4", 12),
     )
     with pytest.raises(InputError, match=r"ffmpeg could not write the clip \(bad rate\); write a .webp instead"):
         render.write_clip(frames, path, frames_per_second=24)
@@ -192,3 +200,106 @@ def test_one_pose_for_one_edit(fisedit, model, control, tmp_path):
     begin = ("--source-prompt", CAT, "--model", model, *given)
     fisedit("edit", *begin, "--prompt", "a dog").refused("input", "--drive must hold one pose, got 3")
     fisedit("edit", *begin, "--erase", *BOX).refused("input", "--erase has no use for --drive")
+
+
+@pytest.fixture
+def editor(pipelines, control):
+    editor = Editor(pipelines["demo"], model="demo")
+    editor.load_adapter(control)
+    return editor
+
+
+def test_a_source_that_has_the_first_drive_moves(editor, tmp_path):
+    drives = read_drives(poses(tmp_path))
+    source = editor.generate(CAT, num_inference_steps=2, drive=drives[0])
+    frames = render.render_frames(editor, drives, Region.box(16, 16, 64, 64), tmp_path / "c.webp")
+    shown = [np.asarray(Image.open(path)) for path in frames.paths]
+    assert frames.area > 0 and (shown[0] == np.asarray(source.image)).all() and (shown[1] != shown[0]).any()
+    with pytest.raises(MaskError, match="marks nothing"):
+        render.render_frames(
+            editor, drives, Region.box(16, 16, 64, 64) & Region.box(80, 80, 99, 99), tmp_path / "d.webp"
+        )
+
+
+def test_a_soft_mask_stays_soft(editor, tmp_path):
+    grey = Image.fromarray(
+        np.kron(np.arange(0, 256, 16, dtype=np.uint8)[None].repeat(16, 0), np.ones((8, 8), np.uint8))
+    )
+    drives, region = read_drives(poses(tmp_path))[1:2], Region.mask(grey, soft=True)
+    source = editor.generate(CAT, num_inference_steps=4)
+    frames = render.render_frames(editor, drives, region, tmp_path / "c.webp")
+    expected = editor.edit(CAT, region=region, drive=drives[0], verify=False)
+    assert (np.asarray(Image.open(frames.paths[0])) == np.asarray(expected.image)).all()
+    editor.checkout(source.id)
+    hard = editor.edit(CAT, mask=expected.mask.grid, drive=drives[0])
+    assert (np.asarray(hard.image) != np.asarray(expected.image)).any()
+
+
+def test_what_a_clip_cannot_hold(editor, tmp_path):
+    """Transparency stays in WebP and PNG; 16-bit levels and profiles become what a screen shows, and that is said."""
+    levels = np.random.default_rng(0).integers(0, 255, (128, 128, 4), np.uint8)
+    levels[..., 3] = np.maximum(levels[..., 3], 1)  # what is wholly clear has no colour in an animated WebP
+    drives, box = read_drives(poses(tmp_path))[:2], Region.box(16, 16, 64, 64)
+    editor.open(Image.fromarray(levels), CAT, num_inference_steps=2)
+    frames = render.render_frames(editor, drives, box, tmp_path / "c.webp")
+    assert frames.notes == () and render.write_clip(frames, tmp_path / "c.webp") == ()
+    with Image.open(tmp_path / "c.webp") as clip:
+        shown = np.asarray(clip.convert("RGBA"))
+    outside = np.ones((128, 128), bool)
+    outside[16:64, 16:64] = False
+    assert (shown[outside] == levels[outside]).all()
+    assert "no transparency" in render.render_frames(editor, drives, box, tmp_path / "c.gif").notes[0]
+    grey = np.random.default_rng(0).integers(0, 65535, (128, 128), np.uint16)
+    editor.open(Image.fromarray(grey), CAT, num_inference_steps=2)
+    frames = render.render_frames(editor, drives, box, tmp_path / "d.png")
+    assert "8-bit sRGB" in frames.notes[0]
+    shown = np.asarray(Image.open(frames.paths[0]))
+    assert np.abs(shown[outside].astype(int)[:, 0] - grey[outside] / 257).max() <= 1
+
+
+def test_a_frame_that_cannot_be_kept_leaves_the_editor_as_it_was(editor, tmp_path, monkeypatch):
+    source = editor.generate(CAT, num_inference_steps=2)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(render, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        render.render_frames(editor, read_drives(poses(tmp_path)), Region.box(16, 16, 64, 64), tmp_path / "c.webp")
+    assert editor.current is source and len(editor.history) == 1
+    with pytest.raises(InputError, match="a clip needs a drive for every frame, got none"):
+        render.render_frames(editor, [], Region.box(16, 16, 64, 64), tmp_path / "c.webp")
+
+
+def test_one_run_renders_a_clip(tmp_path):
+    path = tmp_path / "c.webp"
+    with render.rendering(path):
+        lines = (
+            "from pathlib import Path",
+            "from fisedit.clips.render import rendering",
+            f"with rendering(Path({str(path)!r})): ...",
+        )
+        told = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert told.returncode == 1 and "another run renders" in told.stderr and not (tmp_path / "c.webp.frames").exists()
+    with render.rendering(path):
+        pass
+
+
+def test_clips_are_as_fast_as_asked_for():
+    for rate in (50, 24, 12, 7, 0.1):
+        assert sum(render._delays(700, rate, 10)) == pytest.approx(700_000 / rate, abs=10)
+    assert render._delays(3, 12, 1) == [83, 84, 83]
+
+
+def test_too_much_for_memory_is_refused_before_work(editor, tmp_path, monkeypatch):
+    editor.generate(CAT, num_inference_steps=2)
+    monkeypatch.setattr(render, "_MAX_PIXELS", 128 * 128 * 2)
+    with pytest.raises(InputError, match="got 3 frames of 128x128; make it smaller"):
+        render.render_frames(editor, read_drives(poses(tmp_path)), Region.box(16, 16, 64, 64), tmp_path / "c.png")
+
+
+def test_a_plain_picture_needs_words(fisedit, model, control, tmp_path):
+    Image.new("RGB", (128, 128)).save(tmp_path / "plain.png")
+    poses(tmp_path)
+    run = fisedit("drive", "plain.png", "poses.csv", *BOX, "--adapter", control, "--model", model)
+    run.refused("input", "the picture says nothing of how it was made; say with --source-prompt what it shows")

@@ -22,7 +22,7 @@ def pipeline():
 
 @pytest.fixture(scope="module")
 def scenes(pipeline, tmp_path_factory):
-    return pose.load_or_draw(tmp_path_factory.mktemp("scenes") / "s.pt", pipeline, 1, 12, ("cat", "dog", "cake"))
+    return pose.load_or_draw(tmp_path_factory.mktemp("scenes"), pipeline, 1, 12, ("cat", "dog", "cake"))
 
 
 def test_scenes_are_seen_ones_of_the_words(scenes):
