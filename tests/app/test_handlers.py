@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_generating_and_editing_are_the_editors(state, session):
     editor = Editor(state.pool.first.loaded.editor.pipe)
-    source = editor.generate(CAT, seed=7, num_inference_steps=4, guidance_scale=4.0)
+    source = editor.generate(CAT, seed=7, num_inference_steps=4, guidance_scale=4.0, width=128, height=128)
     steps = list(handlers.generate(state, session, CAT, QUICK))
     assert [news.step for news in steps[:-1]] == [0, 1, 2, 3] and {news.steps for news in steps[:-1]} == {4}
     assert steps[0].seconds_left is None and all(news.seconds_left >= 0 for news in steps[1:])

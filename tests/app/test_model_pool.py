@@ -20,6 +20,7 @@ from app.validation import AdapterPicture, Conditions, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
+from fisedit.models.paths import demo_folder
 from fisedit.storage.session_index import encode_index
 from tests.support.adapters import lively
 from tests.support.app.models import derived
@@ -30,7 +31,7 @@ from tests.support.pipelines import build_pipeline
 from tests.support.references import RED
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
-DEMO, OTHER = SourceSettings(4, 4.0, 7), SourceSettings(4, 4.0, 7, 128, 128, model="other")
+DEMO, OTHER = SourceSettings(4, 4.0, 7, 128, 128), SourceSettings(4, 4.0, 7, 128, 128, model="other")
 QUICK = {"seed": 7, "num_inference_steps": 4, "guidance_scale": 4.0, "width": 128, "height": 128}
 
 
@@ -80,7 +81,8 @@ def test_a_picture_and_its_edits_are_its_models(state, session, other):
 def test_a_model_is_loaded_when_it_is_needed_first(other, tmp_path):
     state = AppState.open("demo", other, folder=tmp_path)
     assert loaded(state) == ["demo"]
-    assert [(model.native_size, model.guidance) for model in state.pool.models] == [(128, 4.0), (64, 7.5)]
+    own_side = 8 * json.loads((demo_folder() / "unet/config.json").read_text())["sample_size"]
+    assert [(model.native_size, model.guidance) for model in state.pool.models] == [(own_side, 4.0), (64, 7.5)]
     own = last(handlers.generate(state, state.session("me"), CAT, SourceSettings(2, model="other")))
     assert own.image.size == (64, 64) and own.config.guidance_scale == 7.5
     assert loaded(state) == ["demo", "other"]
