@@ -12,7 +12,7 @@ from app.components import ALL_PIECES
 from app.validation import SourceSettings
 
 CAT, DOG, FOX = "a cat and a cake on a beach", "a dog and a cake on a beach", "a fox and a cake on a beach"
-QUICK = SourceSettings(steps=4, seed=7)
+QUICK = SourceSettings(steps=4, seed=7, width=128, height=128)
 
 ME = SimpleNamespace(session_hash="me")
 """A request of a page."""
