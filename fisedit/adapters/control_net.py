@@ -6,7 +6,6 @@ its control picture becomes is computed once for all steps. Knows tensors and mo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
-from fisedit.adapters.picture_adapter import PictureAdapter, counted
+from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError, UnsupportedModuleError
 from fisedit.sparse.blocks import EncoderBlocks
 from fisedit.sparse.cost_model import unet_macs
@@ -137,10 +136,7 @@ class ControlNetReader(PictureAdapter):
     argument: ClassVar[str] = CONTROL
 
     def __init__(self, model: ControlNetModel) -> None:
-        whole = hashlib.sha256(b"control-net")
-        for tensor in model.state_dict().values():
-            whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        super().__init__(whole.hexdigest()[:16])
+        super().__init__(identity_of("control-net", model.state_dict().values()))
         self.model: Any = model
         starts = {False: f"{self.identity}.", True: f"{self.identity}.guess."}  # of whose records batches differ
         try:

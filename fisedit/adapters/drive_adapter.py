@@ -6,7 +6,6 @@ once for all steps. Without a prompt the picture is empty and all numbers are 0.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +17,7 @@ from torch import Tensor
 from fisedit.adapters.base import UNetAdapter
 from fisedit.adapters.drive_networks import DriveBase, DriveNetwork, DriveProjection
 from fisedit.adapters.insertion_points import insertion_points
-from fisedit.adapters.picture_adapter import PictureAdapter, counted
+from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.adapters.pose_picture import draw_pose
 from fisedit.drive import EXPRESSIONS, FACE
 from fisedit.errors import AdapterError, InputError
@@ -60,12 +59,8 @@ class DriveReader(PictureAdapter):
     argument: ClassVar[str] = DRIVE
 
     def __init__(self, network: DriveNetwork | DriveBase, projection: DriveProjection | None = None) -> None:
-        whole = hashlib.sha256(b"drive")
         self.network, self.projection = network, projection
-        for module in self._modules:
-            for tensor in module.state_dict().values():
-                whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        super().__init__(whole.hexdigest()[:16])
+        super().__init__(identity_of("drive", (t for module in self._modules for t in module.state_dict().values())))
 
     @property
     def _modules(self) -> list[torch.nn.Module]:

@@ -6,7 +6,6 @@ encoder of transformers says of a picture. Keys and values are the same in all s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from diffusers.models.embeddings import (
 from torch import Tensor, nn
 
 from fisedit.adapters.base import UNetAdapter
-from fisedit.adapters.picture_adapter import PictureAdapter, counted
+from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError
 from fisedit.sparse.modules import CrossKeys, Role, unet_sites
 
@@ -186,8 +185,5 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
 
 def _identity(projection: nn.Module, weights: Sequence[KeyValue], encoder: Any) -> str:
     """Of the adapter's weights and the encoder's last projection."""
-    whole = hashlib.sha256(b"ip-adapter")
     last = next(reversed(list(encoder.parameters())))
-    for tensor in (*projection.state_dict().values(), *(t for pair in weights for t in pair), last):
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return whole.hexdigest()[:16]
+    return identity_of("ip-adapter", (*projection.state_dict().values(), *(t for pair in weights for t in pair), last))

@@ -6,6 +6,7 @@ pictures; no files, no history.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,11 +20,12 @@ from fisedit.errors import InputError
 from fisedit.values import REFERENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import TypeVar
 
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
     from PIL.Image import Image
+    from torch import Tensor
 
     from fisedit.adapters.base import UNetAdapter
     from fisedit.sparse.executor import Executor
@@ -111,6 +113,14 @@ class PictureAdapter(ABC):
     def is_recorded(self, features: CachedFeatures, use: AdapterUse) -> bool:
         """Whether a sparse step over a step's features reads all that it has to of this adapter's layers."""
         return True
+
+
+def identity_of(kind: str, tensors: Iterable[Tensor]) -> str:
+    """16 hexadecimal digits of a SHA-256 of an adapter's kind and weights."""
+    whole = hashlib.sha256(kind.encode())
+    for tensor in tensors:
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return whole.hexdigest()[:16]
 
 
 def counted(call: Callable[[], T]) -> tuple[T, int]:

@@ -5,7 +5,6 @@ The network is diffusers' own, run once for all steps. Knows tensors and modules
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
-from fisedit.adapters.picture_adapter import PictureAdapter, counted
+from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import CONTROL
@@ -54,10 +53,7 @@ class T2IAdapterReader(PictureAdapter):
     argument: ClassVar[str] = CONTROL
 
     def __init__(self, network: Any) -> None:
-        whole = hashlib.sha256(b"t2i-adapter")
-        for tensor in network.state_dict().values():
-            whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        super().__init__(whole.hexdigest()[:16])
+        super().__init__(identity_of("t2i-adapter", network.state_dict().values()))
         self.network = network
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:
