@@ -144,7 +144,7 @@ Adapter = Annotated[
         "--control-net",
         "--t2i-adapter",
         metavar="<str>",
-        help="Adapter of any kind that reads a --reference or a --control: demo-look, a folder, .safetensors file, hub "
+        help="Adapter of any kind that reads a --reference, a --control or poses: demo-look, a folder, .safetensors file, hub "
         "id or file on the hub; may be repeated.",
     ),
 ]
