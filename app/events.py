@@ -196,10 +196,13 @@ class EventHandlers:
             request, lambda session: handlers.measure_dense(self.state, session, session.current.id), None
         )
 
-    def on_stop(self, request: gr.Request) -> str:
-        """Stop the current run before its next step."""
+    def on_stop(self, request: gr.Request) -> Updates:
+        """Stop the current run before its next step.
+
+        The button says so, not the status line: this answer may arrive after the stopped run's last one.
+        """
         self._session(request).stop()
-        return html.message("Stopping ...")
+        return {self.page.stop: gr.update(value="Stopping ...", interactive=False)}
 
     # Before a run
 
@@ -215,7 +218,8 @@ class EventHandlers:
         session = self._session(request)
         live.stop_live(session)
         shown = self.updates.words(session, prompt, chosen, model)
-        return {**shown, self.page.status: html.message(session.notice)} if session.idle else shown
+        said = session.idle and session.notice  # else the status stays: why the last run ended, or how this one goes
+        return {**shown, self.page.status: html.message(session.notice)} if said else shown
 
     def on_preview(self, request: gr.Request, prompt: str, *values: Any) -> Updates:
         """Predict where an edit would change the picture, and its cost.

@@ -82,7 +82,7 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
     page.reconnect.click(lambda: None, **_QUICK)
-    page.stop.click(events.on_stop, None, page.status, **_UNQUEUED)
+    page.stop.click(events.on_stop, None, page.stop, **_UNQUEUED)
 
 
 def _connect_previews(page: PageComponents, events: EventHandlers) -> None:

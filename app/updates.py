@@ -90,7 +90,7 @@ class PageUpdates:
         kinds = {page.run: "primary", page.make: "secondary"} if len(history) else {page.make: "primary"}
         for button, kind in kinds.items():
             updates[button] = gr.update(interactive=bool(may[button]), variant=kind, visible=not busy)
-        return updates | {page.stop: gr.update(visible=busy)}
+        return updates | {page.stop: gr.update(value="Stop", interactive=True, visible=busy)}
 
     def unchanged(self, session: Session | None, status: str) -> Updates:
         """After a run without a result: all as it was, and why."""

@@ -64,12 +64,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hold the ceilings of a full run, where the reports of all workers are."""
-    reporter = session.config.pluginmanager.getplugin("terminalreporter")
-    if not session.config.getoption("--full") or reporter is None or hasattr(session.config, "workerinput"):
-        return
-    for line in ceilings.excesses(reporter.stats):
-        reporter.write_line(line, red=True)
+    if excesses(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what a full run left out, last of all."""
+    for line in excesses(config):
+        terminalreporter.write_line(line, red=True)
+
+
+def excesses(config: pytest.Config) -> list[str]:
+    """What a full run left out; nothing in other runs and in workers."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if not config.getoption("--full") or reporter is None or hasattr(config, "workerinput"):
+        return []
+    return list(ceilings.excesses(reporter.stats))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -89,7 +89,7 @@ def chromium() -> Iterator[Browser]:
 
     if CHROMIUM is None:
         pytest.skip("needs Chromium: `make test` installs it where there is apt-get")
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=60_000)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         yield browser
@@ -103,7 +103,7 @@ def browser(chromium, site) -> Iterator[Callable[..., Watched]]:
 
     def new(**options: object) -> Watched:
         watched = Watched(chromium.new_context(**options), site.url)
-        watched.context.set_default_timeout(20_000)
+        watched.context.set_default_timeout(60_000)
         here = urlsplit(site.url).netloc
         watched.context.on(
             "request",

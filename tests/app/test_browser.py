@@ -310,6 +310,9 @@ def test_stop(browser, site, steps):
     expect(page.locator("#status")).to_contain_text(re.compile(r"step \d+ of 150, "))
     page.locator("#stop").click()
     expect(page.locator("#status")).to_contain_text("Stopped")
+    page.locator("#prompt textarea").fill(f"{CAT} zebra")  # what is typed next leaves it there
+    expect(page.locator("#words-line")).to_contain_text("zebra")
+    expect(page.locator("#status")).to_contain_text("Stopped")
     assert steps[steps.index("stop") :].count("step") <= 1 and steps.count("step") < 150
     expect(nodes(page)).to_have_count(0)
     expect(page.locator("#make")).to_be_enabled()

@@ -28,4 +28,4 @@ def excesses(stats: Mapping[str, Sequence[Any]]) -> Iterator[str]:
         if reason.removeprefix("Skipped: ") not in EXPECTED_SKIPS:
             yield f"skipped: {report.nodeid}: {reason}"
     for report in stats.get("rerun", ()):
-        yield f"run twice: {report.nodeid}"
+        yield f"run twice: {report.nodeid}: {report.longreprtext}"

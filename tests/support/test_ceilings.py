@@ -6,7 +6,7 @@ import pytest
 
 CONFTEST = """
 import pytest
-from tests.conftest import pytest_addoption, pytest_sessionfinish
+from tests.conftest import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary
 """
 FLAKY = """
 import pytest
@@ -21,7 +21,7 @@ CASES = {
     "expected": ("import pytest\ndef test_it(): pytest.skip('needs the package xformers, and CUDA')", 0, ""),
     "skipped": ("import pytest\ndef test_it(): pytest.skip('the font is not here')", 1, "*skipped: *font is not here*"),
     "module": ("import pytest\npytest.importorskip('no_such_module')", 1, "*skipped: *no_such_module*"),
-    "flaky": (FLAKY, 1, "*run twice: *test_it*"),
+    "flaky": (FLAKY, 1, "*run twice: *test_it: *"),
 }
 
 
