@@ -6,6 +6,7 @@ Knows components by name and handlers by what they return; lays nothing out and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -51,8 +52,12 @@ class EventHandlers:
             return {self.page.status: html.message(str(error), "error"), self.page.make: gr.update(interactive=True)}
         if not session.idle:
             session.stop_unseen()
+        elif session.live is not None:
+            with suppress(Busy), session.work():
+                session.drop_live()
         notice = html.message(session.notice)
         if session.was_damaged:
+            session.was_damaged = False
             notice = html.message("What was saved of this session cannot be read, and was put aside.", "error")
         shown = self.updates.session(session, view="edit")
         return {self.page.key: session.key, **shown, self.page.status: notice}
@@ -172,6 +177,8 @@ class EventHandlers:
         try:
             session = self._session(request)
             if not len(session.history) or prompt.strip() in ("", session.current.prompt):
+                if session.live is not None:
+                    yield {page.stage: gr.update(live=""), page.status: ""}
                 return
             conditions, region = inputs.conditions_of(*values)
             where = inputs.region(session, prompt, conditions, *region)
@@ -202,7 +209,7 @@ class EventHandlers:
         The button says so, not the status line: this answer may arrive after the stopped run's last one.
         """
         self._session(request).stop()
-        return {self.page.stop: gr.update(value="Stopping ...", interactive=False)}
+        return {self.page.stop: gr.update(value="Stopping ...")}
 
     # Before a run
 
@@ -216,7 +223,7 @@ class EventHandlers:
             model: label of the model that is selected for new pictures.
         """
         session = self._session(request)
-        live.stop_live(session)
+        session.stop_live()
         shown = self.updates.words(session, prompt, chosen, model)
         said = session.idle and session.notice  # else the status stays: why the last run ended, or how this one goes
         return {**shown, self.page.status: html.message(session.notice)} if said else shown
@@ -239,6 +246,8 @@ class EventHandlers:
                 return {page.facts: "", page.stage: gr.update(region="")}
             where = inputs.region(session, prompt, conditions, *region)
             estimate = handlers.preview(self.state, session, prompt, where, conditions)
+        except Cancelled:  # for a run, which shows the region itself
+            return {page.facts: gr.skip()}
         except Busy as error:
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}
@@ -312,7 +321,7 @@ class EventHandlers:
             try:
                 return {self.page.fetch: str(make_file(self.state.session(_caller(request))))}
             except FisEditError as error:
-                return {self.page.status: html.message(str(error), "error")}
+                return {self.page.fetch: None, self.page.status: html.message(str(error), "error")}
 
         return handle
 

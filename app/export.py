@@ -65,6 +65,7 @@ def export_session(session: Session) -> Path:
     with session.work():
         if not len(session.history):
             raise SessionError("there is nothing to save yet; make a picture first")
+        session.drop_live()
         session.save()
         return _write_out(session, f"{_slug(session.history[0].prompt)}-session.zip", pack(session.folder))
 

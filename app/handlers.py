@@ -160,7 +160,7 @@ def preview(
     region = check_region(region or RegionSettings())
     text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
     add_conditions = condition_arguments(state, conditions)
-    with session.work():
+    with session.work(stops_live=False):
         choice = state.select_recorded(session, session.current)
 
         def job() -> Preview:
@@ -173,9 +173,9 @@ def preview(
 
         waiting = state.worker.submit(job, choice.weights, brief=True)
         found = state.worker.brief_result(waiting, PREVIEW_TIMEOUT)
-        session.last_preview = found
+        session.last_preview, shown = found, session.current
     state.limit_memory()
-    return _estimate(found, choice, session.current)
+    return _estimate(found, choice, shown)
 
 
 def edit(
@@ -231,7 +231,7 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
     def job_on_part(editor: Editor, on_step: OnStep) -> EditResult:
         if not opens_part(editor, region):
             return job(editor, on_step)
-        check_room(editor.history, 2)
+        check_room(editor.history, 1 + runs)
         with editor.transaction():
             _open_part(editor, region, part_of(lambda i, n, _: on_step(i, n, None), 0, 1 + runs))
             return job(editor, lambda i, n, picture: on_step(n // runs + i, n // runs + n, picture))
@@ -291,7 +291,7 @@ def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
     """Make the live edit the current picture, as if it had been run."""
     with session.work():
         result, session.live = session.history.checkout(result_id), None
-        session.save()
+        session.save_or_say()
     yield RunProgress(1, 1, 0.0, result=result)
 
 
@@ -498,5 +498,5 @@ def _move(session: Session, move: Callable[[], T]) -> T:
     with session.work():
         session.drop_live()
         result = move()
-        session.save()
+        session.save_or_say()
         return result

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from app.handlers import edit_key, edit_request, opens_part
 from app.runs import RunProgress, stream_run
-from app.session import LiveEdit
+from app.session import LiveEdit, WorkKind
 from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region, clean_prompt
+
+from fisedit.errors import Cancelled
 
 if TYPE_CHECKING:
     from app.session import Session
     from app.sessions import AppState
     from fisedit import Editor, EditResult
     from fisedit.values import OnStep
-
-LIVE_TIMEOUT, LIVE_POLL = 5.0, 0.02
-"""Seconds that a live edit waits for the one before to stop, at its next step; and between two looks."""
 
 
 def edit_live(
@@ -48,14 +46,13 @@ def edit_live(
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    stop_live(session)
-    wait_until = monotonic() + LIVE_TIMEOUT
-    while session.live_pending and monotonic() < wait_until:
-        sleep(LIVE_POLL)
+    session.live_request = asked = object()
     request, parent = edit_request(state, session, text, region, conditions), session.current
     key = edit_key(session, text, region, conditions)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult | float:
+        if session.live_request is not asked:
+            raise Cancelled("a newer live edit was asked for")
         if opens_part(editor, region):
             raise PartNotOpened("Run opens this part of the picture first, at full resolution")
         result = request.job(editor, on_step)
@@ -64,15 +61,4 @@ def edit_live(
         session.live = LiveEdit(result.id, key)
         return result
 
-    try:
-        for progress in stream_run(state, session, replace(request, job=job)):
-            session.live_pending = progress.result is None
-            yield progress
-    finally:
-        session.live_pending = False
-
-
-def stop_live(session: Session) -> None:
-    """Stop a live edit that is being drawn before its next step; other work goes on."""
-    if session.live_pending:
-        session.stop()
+    yield from stream_run(state, session, replace(request, job=job, kind=WorkKind.LIVE))

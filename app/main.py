@@ -91,7 +91,8 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     page.show_words.click(events.on_words, typed, [page.words_line, page.words, page.status], **latest)
     for button, cells in ((page.wider, 1), (page.tighter, -1)):
         button.click(events.on_widen(cells), page.grow, page.grow, **_UNQUEUED)
-    page.reset_region.click(events.on_reset, None, page.region_inputs, **_UNQUEUED)
+    reset = page.reset_region.click(events.on_reset, None, page.region_inputs, **_UNQUEUED)
+    reset.then(None, js="() => { window.fisedit.typed(); }", **_QUICK)  # what a server sets tells no one
     changes = [
         page.stage.input,
         page.words.input,

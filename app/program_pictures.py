@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from app import export, handlers
 from app.runs import RunProgress
-from app.validation import Busy, RegionSettings
+from app.validation import Busy, RegionSettings, decode_picture
 from fisedit import Region
-from fisedit.storage import images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,7 +45,7 @@ class ProgramPictures:
         self.state = state
         self.progress: RunProgress | None = None
         self._places = BoundedSemaphore(MAX_WAITING)
-        self._running: dict[int, Session] = {}
+        self._running: dict[object, Session] = {}  # by request
 
     def generate(self, prompt: str, settings: SourceSettings) -> bytes:
         """A picture of a prompt, as a PNG that records how it was made.
@@ -88,7 +87,7 @@ class ProgramPictures:
         Raises:
             FisEditError: an argument out of range, no picture, or the machine is busy.
         """
-        digest = _digest(images.decode(data).image)
+        digest = _digest(decode_picture(data).image)
         session = self.state.session(_caller(digest))
         with self._running_in(session):
             known = [result for result in session.history if _digest(result.image) == digest]
@@ -110,8 +109,8 @@ class ProgramPictures:
     def _last(self, run: Iterator[RunProgress]) -> EditResult:
         result: EditResult | None = None
         try:
-            for self.progress in run:
-                result = self.progress.result
+            for progress in run:
+                self.progress, result = progress, progress.result
         finally:
             self.progress = None
         assert result is not None, "a run ends with a result or an error"
@@ -126,11 +125,12 @@ class ProgramPictures:
     def _running_in(self, session: Session) -> Iterator[None]:
         if not self._places.acquire(blocking=False):
             raise Busy(f"{MAX_WAITING} requests run or wait; try again in a moment")
-        self._running[id(session)] = session
+        request = object()
+        self._running[request] = session
         try:
             yield
         finally:
-            self._running.pop(id(session), None)
+            del self._running[request]
             self._places.release()
 
 

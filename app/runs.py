@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from app.session import WorkKind
 from app.validation import MAX_PICTURE_BYTES, MAX_RESULTS
 from fisedit.errors import Cancelled, SessionError
 
@@ -65,12 +66,14 @@ class RunRequest:
         steps: expected number of steps.
         choice: the model and LoRAs; None for those of the current picture.
         results: that it adds to the history at most.
+        kind: RUN or LIVE.
     """
 
     job: Callable[[Editor, OnStep], EditResult | float]
     steps: int
     choice: ModelChoice | None = None
     results: int = 1
+    kind: WorkKind = WorkKind.RUN
 
 
 def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[RunProgress]:
@@ -90,14 +93,14 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     if session.picture_bytes >= MAX_PICTURE_BYTES:
         most = f"{MAX_PICTURE_BYTES >> 20} MiB"
         raise SessionError(f"a session holds {most} of pictures; delete some, or save it and begin another")
-    session.begin_work()
+    session.begin_work(run.kind)
     updates = SimpleQueue[RunProgress | None]()  # None at the end
     try:
         choice = run.choice or state.select_recorded(session, session.current)
     except BaseException:
         session.end_work()
         raise
-    work = _work(state, session, run.job, choice, updates.put)
+    work = _work(state, session, run, choice, updates.put)
     job = state.worker.submit(work, choice.weights)
 
     def end(_: object) -> None:
@@ -112,14 +115,14 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
         raise _stopped() from None
     finally:
         if not job.outcome.done():  # else the session may be at its next work by now
-            session.stop()
+            session.stop_work()
             job.outcome.cancel()
 
 
 def _work(
     state: AppState,
     session: Session,
-    job: Callable[[Editor, OnStep], EditResult | float],
+    run: RunRequest,
     choice: ModelChoice,
     report: Callable[[RunProgress], Any],
 ) -> Callable[[], RunProgress]:
@@ -138,11 +141,12 @@ def _work(
 
         session.drop_live()
         session.models[session.history.next_id()] = choice.model.name  # before the history has the result
-        result = job(editor, on_step)
+        result = run.job(editor, on_step)
         if isinstance(result, float):
             return RunProgress(1, 1, 0.0, seconds=result)
         choice.model.estimator.observe(result.stats)
-        session.save()
+        if run.kind is not WorkKind.LIVE:  # which is not kept unless it is run
+            session.save_or_say()
         state.limit_memory()
         return RunProgress(1, 1, 0.0, result=result)
 

@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from app.validation import Busy
-from fisedit.errors import Cancelled, SessionError
+from fisedit.errors import Cancelled, FisEditError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.storage import provenance
 from fisedit.storage.pages import free_page_bytes
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
     from fisedit.values import EditScript
 
 _BRIEF_WORK_TIMEOUT = 10.0
-"""Seconds that work waits for brief work of the same session."""
+"""Seconds that work waits for brief work, and for a live edit to stop, of the same session."""
+
+
+class WorkKind(Enum):
+    """What goes on in a session: a run, refused to others; brief work, waited for; a live edit, which gives way."""
+
+    RUN = "run"
+    BRIEF = "brief"
+    LIVE = "live"
 
 
 @dataclass(frozen=True)
@@ -69,8 +78,9 @@ class Session:
         measured: seconds of dense runs, by the id of the result that they were compared with.
         was_damaged: whether what was saved could not be read.
         live: the edit that was drawn last while its prompt was typed, or None.
-        live_pending: whether such an edit is being drawn.
+        live_request: tells the newest request for such an edit from older ones.
         notice: what its page says until the next run; "" for nothing.
+        unsaved: why the last result is not in its folder; "" if it is.
     """
 
     def __init__(self, pool: ModelPool, folder: Path, out: Path) -> None:
@@ -80,12 +90,13 @@ class Session:
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
         self.measured: dict[str, float] = {}
-        self.was_damaged = self.live_pending = False
-        self.notice = ""
+        self.was_damaged = False
+        self.notice = self.unsaved = ""
         self.live: LiveEdit | None = None
+        self.live_request: object = None
         self._pool, self._adapters, self._store = pool, dict[str, AdapterUse](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
-        self._work, self._stop, self._brief = Lock(), Event(), False
+        self._work, self._stop, self._stops, self._kind = Lock(), Event(), 0, WorkKind.RUN
 
     @property
     def current(self) -> EditResult:
@@ -142,35 +153,54 @@ class Session:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Ask the work that goes on here to end before its next step."""
+        """Ask the work that goes on or waits here to end before its next step."""
+        self._stops += 1
+        self.stop_work()
+
+    def stop_work(self) -> None:
+        """Ask the work that goes on here to end before its next step, not what waits for it."""
         self._stop.set()
 
     def stop_unseen(self) -> None:
         """End a run that no page sees any more; the next page says so."""
-        if not (self.idle or self._brief):
-            self.notice = "The run was stopped, as its page was left. Nothing was changed."
+        if not self.idle and self._kind is WorkKind.RUN:
+            self.notice = "The run was stopped, as its page was left. What it had finished is here."
         self.stop()
+
+    def stop_live(self) -> None:
+        """Stop a live edit that is being drawn before its next step; other work goes on."""
+        if not self.idle and self._kind is WorkKind.LIVE:
+            self.stop_work()
 
     def raise_if_stopped(self) -> None:
         """Raise Cancelled if the work that goes on here was asked to end."""
         if self.stopping:
             raise Cancelled("stopped; nothing was changed")
 
-    def begin_work(self, *, brief: bool = False) -> None:
+    def begin_work(self, kind: WorkKind = WorkKind.RUN, *, stops_live: bool = True) -> None:
         """Begin one piece of work, the only one at a time, until `end_work`.
 
+        It waits for brief work, and for a live edit, which it stops, at most 10 seconds.
+
         Args:
-            brief: whether other work waits for it, at most 10 seconds, instead of being refused.
+            kind: of the work.
+            stops_live: whether a live edit is stopped; else it is as a run.
 
         Raises:
-            Busy: longer work goes on here.
+            Busy: other work goes on here.
+            Cancelled: this run was stopped while it waited.
         """
-        if not (
-            self._work.acquire(blocking=False) or (self._brief and self._work.acquire(timeout=_BRIEF_WORK_TIMEOUT))
-        ):
+        stops = self._stops
+        if stops_live:
+            self.stop_live()
+        waits = self._kind is WorkKind.BRIEF or (self._kind is WorkKind.LIVE and stops_live)
+        if not (self._work.acquire(blocking=False) or (waits and self._work.acquire(timeout=_BRIEF_WORK_TIMEOUT))):
             raise Busy("this session is at work; stop that or wait for it")
-        self._brief = brief
-        self.notice = self.notice if brief else ""
+        if kind is WorkKind.RUN and self._stops != stops:
+            self._work.release()
+            raise Cancelled("stopped; nothing was changed")
+        self._kind = kind
+        self.notice = "" if kind is WorkKind.RUN else self.notice
         self._stop.clear()
 
     def end_work(self) -> None:
@@ -178,9 +208,9 @@ class Session:
         self._work.release()
 
     @contextmanager
-    def work(self) -> Iterator[None]:
-        """Occupy the session with brief work during the block. Raises Busy as `begin_work`."""
-        self.begin_work(brief=True)
+    def work(self, *, stops_live: bool = True) -> Iterator[None]:
+        """Occupy the session with brief work during the block; argument and errors as in `begin_work`."""
+        self.begin_work(WorkKind.BRIEF, stops_live=stops_live)
         try:
             yield
         finally:
@@ -272,6 +302,14 @@ class Session:
             self.history, first, dtype, self._assets(), others, self._recorded() if features else {}
         )
         self._store.save(contents, self.metadata, overwrite=overwrite)
+
+    def save_or_say(self) -> None:
+        """Write what is new; where that fails, all is as if it were written, and the page says that it is not."""
+        self.unsaved = ""
+        try:
+            self.save()
+        except (OSError, FisEditError) as error:
+            self.unsaved = f"This is not saved: {error}"
 
     def _recorded(self) -> dict[str, list[Callable[[], bytes]]]:
         """The pages of every source whose features its editor keeps."""

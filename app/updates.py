@@ -50,7 +50,8 @@ class PageUpdates:
     def session(self, session: Session, view: str) -> Updates:
         """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
         page, history = self.page, session.history
-        cleared: Updates = {page.words_line: "", page.facts: "", page.status: "", **self.buttons(session)}
+        cleared: Updates = {page.words_line: "", page.facts: "", **self.buttons(session)}
+        cleared[page.status] = html.message(session.unsaved, "error")
         if not len(history):
             none = {page.stage: gr.update(picture={}, region="", live=""), page.cost_line: "", page.tree: ""}
             return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
@@ -136,6 +137,7 @@ class PageUpdates:
             page.steps: settings.steps,
             page.guidance: gr.skip() if settings.guidance is None else settings.guidance,
             page.seed: settings.seed,
+            page.random: False,
             page.width: settings.width or gr.skip(),
             page.height: settings.height or gr.skip(),
             page.scheduler: known[SchedulerName(settings.scheduler)],

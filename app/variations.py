@@ -74,15 +74,15 @@ def vary(
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         made: list[EditResult] = []
         begin = editor.current.id if parent is shown else parent.id
-        try:
-            for i in range(COUNT):
-                editor.checkout(begin)
-                made.append(vary_once(editor, part_of(on_step, i, COUNT)))
-        except Cancelled:
-            if not made:
-                raise
-        finally:
-            editor.checkout(made[0].id if made else shown.id)
+        with editor.transaction():
+            try:
+                for i in range(COUNT):
+                    editor.checkout(begin)
+                    made.append(vary_once(editor, part_of(on_step, i, COUNT)))
+            except Cancelled:
+                if not made:
+                    raise
+            editor.checkout(made[0].id)
         return made[0]
 
     steps = COUNT * session.current.config.num_timesteps

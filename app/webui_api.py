@@ -8,6 +8,7 @@ A request may also say `source_prompt`, what the given picture shows, and `quali
 import base64
 import json
 from dataclasses import replace
+from math import prod
 from secrets import randbelow
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +137,15 @@ class WebuiApi:
 
     def _all_settings(self, asked: dict[str, Any], *, own_size: bool) -> list[SourceSettings]:
         """The settings of every picture that is asked for."""
-        count = asked.get("batch_size", 1) * asked.get("n_iter", 1)
-        if type(count) is not int or not 1 <= count <= MAX_PICTURES:
-            raise InputError(f"batch_size times n_iter must be 1 to {MAX_PICTURES}, got {count!r:.40}")
+        counts = asked.get("batch_size", 1), asked.get("n_iter", 1)
+        if not all(type(each) is int and 1 <= each <= MAX_PICTURES for each in counts) or prod(counts) > MAX_PICTURES:
+            raise InputError(f"batch_size times n_iter must be 1 to {MAX_PICTURES}, got {counts!r:.40}")
+        count = prod(counts)
         seed = asked.get("seed", -1)
         first = randbelow(SEEDS[1] - MAX_PICTURES) if seed == -1 else seed
         overridden = asked.get("override_settings") or {}
+        if not isinstance(overridden, dict):
+            raise InputError(f"override_settings must be an object, got {type(overridden).__name__}")
         clip_skip = overridden.get("CLIP_stop_at_last_layers", 1)
         settings = SourceSettings(
             steps=asked.get("steps", 25),

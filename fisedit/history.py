@@ -170,7 +170,6 @@ class History(Sequence[EditResult]):
             if result.id == result_id or result.parent in deleted:
                 deleted.append(result.id)
         self.check_unused(*deleted)
-        self.checkout(result_id)
         for name in deleted:
             del self._results[name]
             self._visited.pop(name, None)

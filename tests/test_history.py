@@ -83,6 +83,15 @@ def test_redo_goes_to_the_child_visited_last():
     assert history.redo_id == history.later == "2" and history.redo().id == "2" and history.later is None
 
 
+def test_redo_outlives_the_deletion_of_another_child():
+    history, first = History(), result(Image.new("RGB", (8, 8)), np.ones((1, 1), bool))
+    for number, parent in enumerate((None, "0", "0")):
+        history.add(replace(first, id=str(number), parent=parent))
+    history.undo()
+    assert history.delete("1") == ("1",)
+    assert history.redo().id == "2"
+
+
 def test_what_is_no_id_is_refused_in_one_line():
     for wrong in ([], 0, None, "7"):
         with pytest.raises(SessionError, match="no result"):

@@ -93,7 +93,7 @@
   /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
      else is asked for opens it again, and it tells all. */
   document.addEventListener("click", (event) => {
-    if (event.target.closest("#run, #make, #open, #measure")) setTimeout(listen, SILENT);
+    if (event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend")) setTimeout(listen, SILENT);
   });
   const listen = () => {
     const stop = document.querySelector("#stop"), waits = /queue: /.test(document.querySelector("#status").textContent);
@@ -186,6 +186,7 @@
       return "";
     },
     keep: (key) => {
+      if (!key) return;
       if (asked && asked !== key) localStorage.setItem(LIST, JSON.stringify(known().filter((one) => one.key !== asked)));
       sessionStorage.setItem(KEY, key);
       held(key);

@@ -31,7 +31,7 @@ from fisedit.adapters.variants import (
 )
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.models import paths
-from fisedit.models.paths import DEMO_ADAPTERS, demo_adapter_folder, expand_home
+from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 from fisedit.storage.files import write_bytes, write_json
@@ -157,23 +157,23 @@ def identity(adapter: RowColumnAdapter) -> str:
 
 
 def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
-    if source in DEMO_ADAPTERS:
-        return demo_adapter_folder(str(source))
     path = expand_home(source)
-    if path.exists():
-        return path
-    problem = pickled(path)
-    if problem:
+    if source not in DEMO_ADAPTERS and not path.exists() and (problem := pickled(path)):
         raise problem
-    if isinstance(source, str) and paths.HUB_ID.fullmatch(source) and path.suffix != ".safetensors":
-        folder = paths.download_files(source, ["config.json"], local_files_only=local_files_only)
-        if (folder / "config.json").is_file():
-            class_name_of(read_json(folder / "config.json"))  # before the weights are downloaded
-        return paths.download_files(source, ["config.json", "*.safetensors"], local_files_only=local_files_only)
-    raise AdapterError(
-        f'adapter must be "{DEMO_ADAPTERS[0]}", a folder, a .safetensors file or a hub id owner/name, '
-        f"got {source} (not there)"
-    )
+    path = paths.adapter_path(source, local_files_only=local_files_only, is_wanted=_may_be_one)
+    if not path.exists():
+        raise AdapterError(
+            f'adapter must be "{DEMO_ADAPTERS[0]}", a folder, a .safetensors file or a hub id owner/name, '
+            f"got {source} (not there)"
+        )
+    return path
+
+
+def _may_be_one(folder: Path) -> bool:
+    """Whether a folder's configuration, if it has one, names the class of a reference adapter. Raises AdapterError."""
+    if (folder / "config.json").is_file():
+        class_name_of(read_json(folder / "config.json"))
+    return True
 
 
 def _load(path: Path) -> RowColumnAdapter:

@@ -19,7 +19,6 @@ from fisedit.adapters.drive_adapter import DriveReader
 from fisedit.adapters.drive_networks import DriveBase, DriveNetwork, DriveProjection
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.models import paths
-from fisedit.models.paths import expand_home
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
         AdapterError: it is damaged, of another architecture, or lacks its projection.
         NumericsError: its weights hold NaN or infinity.
     """
-    file = _file(_local(source, local_files_only=local_files_only))
+    file = _file(paths.adapter_path(source, local_files_only=local_files_only))
     shapes = read_shapes(file)
     if any(name.startswith(_PROJECTION) for name in shapes):
         raise AdapterError(f"{source} projects a control network's maps; load the network's base, it is found beside")
@@ -75,7 +74,7 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
     beside = projection_of(source)
     if beside is None:
         raise AdapterError(f"the control network {source} needs its projection; call the folders ..._base and ..._proj")
-    path = _local(str(beside), local_files_only=local_files_only)
+    path = paths.adapter_path(beside, local_files_only=local_files_only)
     if not path.exists():
         raise AdapterError(f"the control network {source} needs its projection, got none at {beside}; put it there")
     file = _file(path)
@@ -83,15 +82,6 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
     with torch.device("meta"):
         projection = DriveProjection(attends=f"{_PROJECTION}.proj.weight" in shapes)
     return DriveReader(base, _filled(projection, file, shapes))
-
-
-def _local(source: str | Path, *, local_files_only: bool) -> Path:
-    if source in paths.DEMO_ADAPTERS:
-        return paths.demo_adapter_folder(str(source))
-    path = expand_home(source)
-    if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
-        return path
-    return paths.download_files(str(source), ["config.json", "*.safetensors"], local_files_only=local_files_only)
 
 
 def _file(path: Path) -> Path:
@@ -115,14 +105,19 @@ def _network(shapes: Shapes, file: Path) -> DriveNetwork:
         side_convs = [shapes[name][0] for name in ("conv_up2_down0.weight", "conv_up1_down1.weight") if name in shapes]
         reads = [what for what in ("expression", "emotion") if f"{what[:3]}_proj.linear_1.weight" in shapes]
         _, positions, width = shapes["blocks_down.0.pos_embed_hidden.pe"]
-    except (KeyError, ValueError) as error:
+    except KeyError as error:
         raise AdapterError(f"the control network lacks {error} ({file}); download it again") from error
+    except (ValueError, IndexError) as error:
+        raise AdapterError(f"the control network is of no family known here ({file}); download it again") from error
     config_file = file.parent / "config.json"
     named = str(read_json(config_file).get("_class_name", "")) if config_file.is_file() else ""
     reaches_up = named.startswith(("HMV2", "HMV3")) or (not named and blocks > _DOWN_BLOCKS)
     points = [f"up_{blocks - 1 - i}" if reaches_up else f"down_{i}" for i in range(blocks)]
-    with torch.device("meta"):
-        return DriveNetwork(channels, width, 4 if reaches_up else 8, positions, reads, points, side_convs)
+    try:
+        with torch.device("meta"):
+            return DriveNetwork(channels, width, 4 if reaches_up else 8, positions, reads, points, side_convs)
+    except (IndexError, ValueError) as error:  # such as side convs without the blocks that they follow
+        raise AdapterError(f"the control network is of no family known here ({file}); download it again") from error
 
 
 def _base(shapes: Shapes) -> DriveBase:

@@ -64,7 +64,7 @@ def load_picture_adapter(
         source, weight_name = named.groups()
     if weight_name is not None:
         source = _named_file(source, weight_name, local_files_only=local_files_only)
-    path = _local_folder(source, local_files_only=local_files_only)
+    path = paths.adapter_path(source, local_files_only=local_files_only, is_wanted=_is_known_network)
     try:
         if path.is_file() and path.suffix == ".safetensors" and _is_ip_adapter(path):
             return _load_ip_adapter(path, unet, image_encoder)
@@ -102,17 +102,9 @@ def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool)
     return folder / weight_name
 
 
-def _local_folder(source: str | Path, *, local_files_only: bool) -> Path:
-    """Where an adapter lies; of a network on the hub its files are fetched once its configuration names its class."""
-    if source in paths.DEMO_ADAPTERS:
-        return paths.demo_adapter_folder(str(source))
-    path = expand_home(source)
-    if path.exists() or not paths.HUB_ID.fullmatch(str(source)) or path.suffix == ".safetensors":
-        return path
-    folder = paths.download_files(str(source), ["config.json"], local_files_only=local_files_only)
-    if _class_name(folder) in (*NETWORKS, *drive_files.NETWORKS, *drive_files.PROJECTIONS):
-        return paths.download_files(str(source), ["config.json", "*.safetensors"], local_files_only=local_files_only)
-    return path
+def _is_known_network(folder: Path) -> bool:
+    """Whether a folder's configuration names the class of a network; others are looked at by `load_adapter`."""
+    return _class_name(folder) in (*NETWORKS, *drive_files.NETWORKS, *drive_files.PROJECTIONS)
 
 
 def _is_ip_adapter(path: Path) -> bool:

@@ -12,6 +12,7 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.errors import InputError
 from fisedit.evaluation.settings import (
     DriveQualitySettings,
     EditQualitySettings,
@@ -291,7 +292,10 @@ def bench_quality(
         "local_files_only": local_files_only,
     }
     if adapter is not None:
-        with _measurement(output, journal) as on_step:
+        given = {"kinds": kinds, "methods": methods, "pie-bench": pie_bench, "journal": journal}
+        if unused := [name for name, value in given.items() if value]:
+            raise InputError(f"--{unused[0]} is of edits without --adapter; leave one of them out")
+        with _measurement(output) as on_step:
             report = import_module("fisedit.evaluation.quality.reference_quality").measure_reference_quality(
                 ReferenceQualitySettings(adapter=adapter, **shared), on_step
             )
@@ -312,8 +316,8 @@ def bench_quality(
 
 @bench.command("drive")
 def bench_drive(
+    adapter: opt.PoseAdapter,
     model: opt.Model = "demo",
-    adapter: opt.PoseAdapter = "demo-pose",
     edits: opt.QualityEdits = 60,
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 4.0,

@@ -206,7 +206,6 @@ def serve(
     token: opt.Token = "",
     allowed_host: opt.AllowedHosts = None,
     sessions: opt.Sessions = None,
-    lora: opt.Loras = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
@@ -216,10 +215,10 @@ def serve(
         files.check_writable(sessions)
     load_app()
     server = import_module("app.server")
-    server.check_packages("fastapi", "uvicorn", "multipart")
+    server.check_packages("fastapi", "uvicorn", "python_multipart")
     address = server.listen(host, port, token, allowed_host or ())
     state = import_module("app.sessions").AppState
-    options = {"device": device, "dtype": dtype, "local_files_only": local_files_only, "loras": lora or ()}
+    options = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
     with (
         server.pixel_limit(),
         closing(state.open(*model or (), folder=sessions, max_loaded=loaded, **options)) as opened,

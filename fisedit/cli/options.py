@@ -340,7 +340,9 @@ def parse_adapters(given: Mapping[str, Any]) -> "list[tuple[str, AdapterUse]]":
     if len(scales) not in (1, len(sources)):
         raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")
     rest = {name: given[name] for name in ("control_guidance_start", "control_guidance_end", "guess_mode")}
-    if not sources and (unused := [name for name, value in rest.items() if value != getattr(AdapterUse(), name)]):
+    unused = [name for name, value in rest.items() if value != getattr(AdapterUse(), name)]
+    unused += [name for name in ("adapter_scale", "image_encoder") if given.get(name)]
+    if not sources and unused:
         raise InputError(f"--{unused[0].replace('_', '-')} is of an --adapter, got none; give one, or leave it out")
     return [(source, make_adapter_use(scales[i % len(scales)], **rest)) for i, source in enumerate(sources)]
 

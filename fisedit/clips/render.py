@@ -273,8 +273,10 @@ def _write_mp4(paths: Iterable[Path], file: IO[bytes], rate: float) -> None:
     command = ["ffmpeg", "-v", "error", "-f", "image2pipe", "-framerate", f"{rate:g}", "-c:v", "png", "-i", "-"]
     command += ["-c:v", "libx264", "-crf", "14", "-pix_fmt", "yuv420p", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]
     command += ["-movflags", "frag_keyframe+empty_moov", "-f", "mp4", "-"]
-    with tempfile.TemporaryFile() as told:
-        running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=told)  # noqa: S603 (fixed words)
+    with (
+        tempfile.TemporaryFile() as told,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=told) as running,  # noqa: S603 (fixed words)
+    ):
         assert running.stdin is not None
         try:
             for path in paths:
@@ -282,6 +284,9 @@ def _write_mp4(paths: Iterable[Path], file: IO[bytes], rate: float) -> None:
             running.stdin.close()
         except BrokenPipeError:  # it ended, and says why
             pass
+        except BaseException:
+            running.kill()
+            raise
         if running.wait() or not file.seek(0, 2):
             told.seek(0)
             lines = told.read().decode(errors="replace").strip().splitlines() or ["no output"]

@@ -103,7 +103,7 @@ class AdapterMixin(EditorBase):
         two parts are loaded by their base, ..._base, with the projection, ..._proj, beside it.
 
         Args:
-            source: "demo-look" or "demo-pose", which ship for the demo model, a published folder, a .safetensors file,
+            source: "demo-look", which ships for the demo model, a published folder, a .safetensors file,
                 or a hub id such as "songkey/hm3_reference".
             scale: factor of its effect, -10 to 10. Several adapters add up.
             weight_name: of a file in a folder or on the hub: "models/ip-adapter_sd15.safetensors" of "h94/IP-Adapter".

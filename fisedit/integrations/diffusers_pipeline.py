@@ -168,7 +168,10 @@ class FisEditPipeline:
             "clip_skip": clip_skip or 0,
         }
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not prompts:
+            raise PromptError("prompt must be text or several texts, got an empty list; describe the image")
         if image is None:
+            self._forget()
             images = [self._generate(one, settings) for one in prompts]
         else:
             source = self._source(image, source_prompt, settings)
@@ -177,7 +180,6 @@ class FisEditPipeline:
         return StableDiffusionPipelineOutput(found, None) if return_dict else (found, None)
 
     def _generate(self, prompt: str, settings: dict[str, Any]) -> Image:
-        self._forget()
         result = self.editor.generate(prompt, scheduler=_scheduler_name(self.scheduler), **settings)
         image: Image = result.image
         self._sources[_digest(image)] = result
@@ -216,10 +218,18 @@ def _scheduler_name(scheduler: SchedulerMixin) -> SchedulerName:
         name = SchedulerName(kind)
     except ValueError as error:
         raise InputError(f"scheduler must be one of {', '.join(SchedulerName)}, got {kind}; exchange it") from error
+    algorithm = config.get("algorithm_type", "dpmsolver++") if name is SchedulerName.DPM_SOLVER else "dpmsolver++"
     found = {
         "karras": bool(config.get("use_karras_sigmas")),
-        "sde": str(config.get("algorithm_type")) == "sde-dpmsolver++",
+        "exponential": bool(config.get("use_exponential_sigmas")),
+        "beta": bool(config.get("use_beta_sigmas")),
+        "sde": algorithm == "sde-dpmsolver++",
+        f"algorithm_type={algorithm}": not str(algorithm).endswith("dpmsolver++"),
         "trailing": config.get("timestep_spacing") == "trailing" and name in (SchedulerName.DDIM, SchedulerName.EULER),
     }
     variant = tuple(sorted(setting for setting, is_set in found.items() if is_set))
-    return _VARIANTS.get(name, {}).get(variant, name)
+    variants = {(): name, **_VARIANTS.get(name, {})}
+    if variant not in variants:
+        known = ", ".join(sorted({setting for each in variants for setting in each})) or "none of these"
+        raise InputError(f"{kind} runs with {known}, got {' and '.join(variant)}; set it otherwise, or exchange it")
+    return variants[variant]

@@ -23,8 +23,8 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "scheduler/*.json", "tokenizer/*"]
 """All files of a model's folder except its weights."""
 
-DEMO_ADAPTERS = "demo-look", "demo-pose"
-"""Names of the demo model's reference adapter and of its control network, which ship with fisedit."""
+DEMO_ADAPTERS = ("demo-look",)
+"""Names of the demo model's adapters, which ship with fisedit."""
 
 _PACKAGE = Path(__file__).parents[1]
 _WEIGHT_FOLDERS = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # in an installed wheel; in a checkout
@@ -168,6 +168,33 @@ def download_model(
         f"model {model_id} on the hub must have .safetensors weights of {', '.join(stems)}, got none of some; pickled "
         "ones are not read: choose another model, or convert it where you trust it"
     )
+
+
+def adapter_path(
+    source: str | Path, *, local_files_only: bool, is_wanted: Callable[[Path], bool] = lambda _: True
+) -> Path:
+    """Where an adapter lies: one that ships, a file or folder, or what is downloaded of a hub id.
+
+    Args:
+        source: a name of `DEMO_ADAPTERS`, a path, or a hub id.
+        local_files_only: Whether only the cache is used.
+        is_wanted: Whether the weights are downloaded, by the folder with the hub's config.json; may raise.
+
+    Returns:
+        A path, which need not exist; of what is not wanted it is `source`.
+
+    Raises:
+        ModelError: The hub's files are not available.
+    """
+    if source in DEMO_ADAPTERS:
+        return demo_adapter_folder(str(source))
+    path = expand_home(source)
+    if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(str(source)):
+        return path
+    folder = download_files(str(source), ["config.json"], local_files_only=local_files_only)
+    if not is_wanted(folder):
+        return path
+    return download_files(str(source), ["config.json", "*.safetensors"], local_files_only=local_files_only)
 
 
 def download_files(model_id: str, patterns: list[str], *, local_files_only: bool) -> Path:

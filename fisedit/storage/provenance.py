@@ -33,6 +33,7 @@ from fisedit.values import (
     GenerationConfig,
     MaskSource,
     SchedulerName,
+    check_scale,
     check_seed,
     config_to_dict,
     make_generation_config,
@@ -97,6 +98,7 @@ class PastEdit:
         like: The references that it used.
         textual_inversions: As in `GenerationConfig`.
         seed: Of its own noise inside the mask; None for that of the picture it was made of.
+        loras: As in `GenerationConfig`.
     """
 
     prompt: str
@@ -106,6 +108,7 @@ class PastEdit:
     like: tuple[AdapterReference, ...] = ()
     textual_inversions: tuple[str, ...] = ()
     seed: int | None = None
+    loras: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +180,8 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(f"the picture was {kind}, where {unknown[0]} means nothing; leave it out")
     if origin.config.like or any(edit.like for edit in origin.edits):
         raise InputError("the picture was made with an adapter, which its file does not hold; open it as a picture")
-    if origin.config.loras:
-        names = ", ".join(name for name, _ in origin.config.loras)
+    if loras := {name for of in (origin.config, *origin.edits) for name, _ in of.loras}:
+        names = ", ".join(sorted(loras))
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )
@@ -220,6 +223,7 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
                 e.config.like,
                 e.config.textual_inversions,
                 None if e.config.seed == before.config.seed else e.config.seed,
+                e.config.loras,
             )
             for before, e in pairwise((source, *effective))
         ),
@@ -318,6 +322,7 @@ def _to_json(origin: Origin) -> str:
             **_like_entry(edit.like),
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
             **({} if edit.seed is None else {"seed": edit.seed}),
+            **({"loras": edit.loras} if edit.loras else {}),
         }
         for edit in origin.edits
     ]
@@ -387,6 +392,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         parse_adapter_references(data.get("like", ())),
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
         None if data.get("seed") is None else check_seed(data["seed"]),
+        tuple((_checked(name, isinstance(name, str)), check_scale(scale)) for name, scale in data.get("loras", ())),
     )
 
 

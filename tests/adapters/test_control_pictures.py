@@ -146,6 +146,9 @@ def test_commands_take_edges(pipelines, control_net, tmp_path, fisedit):
             ("edit", "--source-prompt", CAT, "--prompt", DOG, "--guess-mode"),
             "--guess-mode is of an --adapter",
         ),
+        (("edit", "--source-prompt", CAT, "--prompt", DOG, "--adapter-scale", ".5"), "--adapter-scale is of an"),
+        (("edit", "--source-prompt", CAT, "--prompt", DOG, "--image-encoder", "x"), "--image-encoder is of an"),
+        (("bench", "quality", "--adapter", "x", "--kinds", "swap"), "--kinds is of edits without --adapter"),
         (
             ("batch", "in", "out", "--prompt", DOG, "--adapter", "demo-look", "--reference", "missing.png"),
             "reference must be an image file, got missing.png: no such file",

@@ -231,6 +231,8 @@ def test_bad_input_is_one_line_each(pipe, editor, tmp_path):
         ("less", {k: v for k, v in weights.items() if k != "conv_in.weight"}, "lacks 'conv_in.weight'"),
         ("more", weights | {"other": torch.zeros(1)}, "no family known here: it has other"),
         ("shape", weights | {"face_proj.linear_2.bias": torch.zeros(3)}, "face_proj.linear_2.bias must be"),
+        ("scalar", weights | {"conv_in.weight": torch.zeros(())}, "of no family known here"),
+        ("side", weights | {"conv_up2_down0.weight": torch.zeros(8, 8, 1, 1)}, "of no family known here"),
     ):
         save_file(changed, tmp_path / f"{name}.safetensors")
         with pytest.raises(AdapterError, match=message):

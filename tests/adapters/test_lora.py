@@ -125,6 +125,17 @@ def test_what_was_made_with_a_lora_is_rebuilt_with_it(pipe, tmp_path):
         Editor.remake(Image.open(next((tmp_path / "session").glob(f"{edit.id}-{'?' * 16}.png"))))
 
 
+def test_an_edit_that_alone_has_a_lora_is_not_remade_without_it(pipe, tmp_path):
+    editor, file = Editor(pipe, model="here"), Lora(pipe).kohya(tmp_path / "style.safetensors")
+    editor.generate(CAT, **QUICK)
+    name = editor.load_lora(file, SCALE)
+    editor.edit(DOG, mask=SQUARE)
+    editor.write(tmp_path / "edit.png")
+    editor.unload_lora(name)
+    with pytest.raises(InputError, match=rf"made with LoRAs \({name}\)"):
+        Editor.remake(Image.open(tmp_path / "edit.png"))
+
+
 def test_a_lora_that_changes_during_a_run_ends_it(pipe, tmp_path):
     editor, file = Editor(pipe), Lora(pipe).kohya(tmp_path / "style.safetensors")
     source = editor.generate(CAT, **QUICK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -9,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gradio as gr
 import numpy as np
 import pytest
 from PIL import Image
 
 from app import export, handlers, html, live, variations
+from app.components import PageComponents
+from app.events import EventHandlers
 from app.validation import (
     MAX_BYTES,
     MAX_PROMPT_CHARACTERS,
@@ -27,6 +31,7 @@ from fisedit import Cancelled, Editor, Region
 from fisedit.editor import Preview
 from fisedit.errors import FisEditError, InputError, PromptError, SessionError
 from fisedit.sparse_kernels import tuning
+from fisedit.storage.session_store import SessionStore
 from fisedit.values import MaskSource
 from tests.support.app.requests import CAT, DOG, FOX, QUICK, idle, last, made, png
 from tests.support.edits import same
@@ -146,6 +151,42 @@ def test_a_run_waits_for_brief_work(state, session):
         assert thread.is_alive() and not results
     thread.join()
     assert results == [session.current]
+
+
+def test_a_run_that_is_stopped_while_it_waits_does_not_begin(state, session):
+    made(state, session)
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(last(handlers.edit(state, session, DOG)))
+        except Cancelled as error:
+            outcome.append(str(error))
+
+    with session.work():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(0.2)
+        session.stop()
+    thread.join()
+    assert outcome == ["stopped; nothing was changed"] and len(session.history) == 1 and session.idle
+
+
+def test_a_result_that_cannot_be_saved_is_there_and_said(state, session, monkeypatch):
+    made(state, session)
+    with gr.Blocks():
+        events = EventHandlers(state, page := PageComponents(state.pool))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SessionStore, "save", full)
+        edit = last(handlers.edit(state, session, DOG))
+        assert session.current is edit
+        assert "not saved: [Errno 28]" in events.updates.after_run(session)[page.status]
+    handlers.undo(session)
+    assert events.updates.session(session, view="edit")[page.status] == ""
 
 
 def test_history_is_a_tree(state, session):

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import handlers, views
+from app import export, handlers, views
 from app.components import PageComponents
 from app.events import EventHandlers
-from app.live import edit_live, stop_live
-from app.validation import RegionSettings
+from app.live import edit_live
+from app.validation import Busy, RegionSettings
 from fisedit import Cancelled
+from fisedit.storage.session_store import SessionStore
 from fisedit.values import EditMask, MaskSource
 from tests.support.app.requests import CAT, DOG, FOX, ME, NOTHING_READ, REGION, idle, last, made
 
@@ -58,6 +59,44 @@ def test_any_move_removes_it(state, session):
     assert ids(session) == [source.id] and session.live is None
 
 
+def test_a_run_and_a_move_stop_one_that_is_being_drawn(state, session):
+    source = made(state, session)
+    drawn = edit_live(state, session, DOG)
+    next(drawn)
+    edit = last(handlers.edit(state, session, FOX))
+    with pytest.raises(Cancelled):
+        list(drawn)
+    assert ids(session) == [source.id, edit.id] and session.current is edit
+    next(edit_live(state, session, DOG))
+    assert handlers.undo(session) is source and ids(session) == [source.id, edit.id]
+
+
+def test_a_region_is_not_predicted_over_one(state, session):
+    made(state, session)
+    drawn = edit_live(state, session, DOG)
+    next(drawn)
+    with pytest.raises(Busy):
+        handlers.preview(state, session, DOG)
+    assert last(drawn).prompt == DOG
+
+
+def test_it_is_not_saved_before_it_is_run(state, session):
+    source = made(state, session)
+    last(edit_live(state, session, DOG))
+    assert [entry.id for entry in SessionStore(session.folder).read_index().results] == [source.id]
+    zipped = export.export_session(session)
+    assert ids(session) == [source.id] and zipped.is_file()
+
+
+def test_a_page_that_arrives_does_not_show_it(state, session):
+    with gr.Blocks():
+        events = EventHandlers(state, PageComponents(state.pool))
+    source = made(state, session)
+    last(edit_live(state, session, DOG))
+    events.on_arrive(ME, session.key)
+    assert ids(session) == [source.id] and session.live is None
+
+
 def test_a_newer_one_stops_it(state, session, monkeypatch):
     made(state, session)
     began, ended, seen = Event(), Event(), []
@@ -74,7 +113,7 @@ def test_a_newer_one_stops_it(state, session, monkeypatch):
     older = Thread(target=slow)
     older.start()
     assert began.wait(30)
-    newer = last(edit_live(state, session, FOX))
+    newer = last(edit_live(state, session, FOX))  # waits until the older one has stopped
     ended.set()
     older.join(30)
     assert newer.prompt == FOX and [result.prompt for result in session.history] == [CAT, FOX]
@@ -85,11 +124,11 @@ def test_the_next_letter_stops_a_live_edit_and_no_other_work(state, session):
     made(state, session)
     run = handlers.edit(state, session, DOG)
     next(run)
-    stop_live(session)
+    session.stop_live()
     assert last(run) is session.current and session.current.prompt == DOG
     live = edit_live(state, session, FOX)
     next(live)
-    stop_live(session)
+    session.stop_live()
     with pytest.raises(Cancelled):
         last(live)
     idle(session)
@@ -108,6 +147,8 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     assert mine.current.prompt == CAT
     (told,) = events.on_live(ME, DOG, *NOTHING_READ, *REGION[:3], 99, *REGION[4:])
     assert "grow" in told[page.status] and told[page.stage]["live"] == ""
+    (cleared,) = events.on_live(ME, CAT, *NOTHING_READ, *REGION)
+    assert cleared[page.status] == cleared[page.stage]["live"] == ""
     *_, kept = events.on_edit(ME, DOG, *NOTHING_READ, *REGION)
     assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
 

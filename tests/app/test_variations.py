@@ -8,7 +8,8 @@ from PIL import Image
 
 from app import handlers, variations
 from app.validation import RegionSettings
-from fisedit.errors import Cancelled, InputError
+from fisedit import Editor
+from fisedit.errors import Cancelled, InputError, NumericsError
 from tests.support.app.requests import CAT, DOG, last, made
 
 HALF = Image.fromarray(np.repeat([[255] * 64 + [0] * 64], 128, axis=0).astype(np.uint8))
@@ -38,6 +39,21 @@ def test_a_source_needs_a_change(state, session):
     made(state, session)
     with pytest.raises(InputError, match="change a word or paint first"):
         variations.vary(state, session, CAT)
+
+
+def test_one_that_fails_keeps_none(state, session, monkeypatch):
+    source, edit, calls = made(state, session), Editor.edit, []
+
+    def fails_at_the_second(editor, *args, **options):
+        calls.append(args)
+        if len(calls) == 2:
+            raise NumericsError("the model produced NaN")
+        return edit(editor, *args, **options)
+
+    monkeypatch.setattr(Editor, "edit", fails_at_the_second)
+    with pytest.raises(NumericsError):
+        last(variations.vary(state, session, DOG))
+    assert list(session.history) == [source] and session.current is source
 
 
 def test_stopped_it_keeps_what_is_finished(state, session):

@@ -122,6 +122,13 @@ def test_a_run_tells_how_far_it_is_and_is_interrupted(client):
         ("txt2img", {"prompt": ""}, "error[prompt]: prompt must say something"),
         ("txt2img", {"prompt": CAT, "steps": 0}, "error[input]: steps must be"),
         ("txt2img", {"prompt": CAT, "batch_size": 9}, "error[input]: batch_size times n_iter must be 1 to 8"),
+        (
+            "txt2img",
+            {"prompt": CAT, "batch_size": "a", "n_iter": 10**10},
+            "error[input]: batch_size times n_iter must be",
+        ),
+        ("txt2img", {"prompt": CAT, "n_iter": None}, "error[input]: batch_size times n_iter must be 1 to 8"),
+        ("txt2img", {"prompt": CAT, "override_settings": ["a"]}, "error[input]: override_settings must be an object"),
         ("txt2img", {"prompt": CAT, "sampler_name": "Magic"}, "error[input]: scheduler must be one of"),
         ("txt2img", {"prompt": ["cat"]}, "error[input]: prompt must be text, got list"),
         ("txt2img", ["cat"], "error[input]:"),

@@ -12,6 +12,7 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     StableDiffusionPipeline,
+    UniPCMultistepScheduler,
 )
 
 from fisedit import FisEditPipeline
@@ -48,7 +49,7 @@ def test_without_an_image_it_is_diffusers_pipeline(pipe, scheduler):
 
 
 def test_a_picture_of_its_own_is_edited_as_it_was_made(pipe):
-    (source,) = pipe(CAT, generator=seed(7), **QUICK).images
+    source, _ = pipe([CAT, DOG], generator=seed(7), **QUICK).images
     with Calls(pipe.editor.pipe.unet) as calls:
         (edit,) = pipe(DOG, image=source, mask_image=grids(16, 16)["square"], growth=1, **QUICK).images
     assert calls.sparse == 3 and not calls.dense
@@ -84,7 +85,23 @@ def test_a_scheduler_of_diffusers_is_known_by_its_class_and_settings(scheduler, 
     assert _scheduler_name(scheduler) == name
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        (EulerDiscreteScheduler(use_karras_sigmas=True), "runs with trailing, got karras"),
+        (UniPCMultistepScheduler(use_beta_sigmas=True), "runs with none of these, got beta"),
+        (DPMSolverMultistepScheduler(algorithm_type="dpmsolver"), "runs with karras, sde, got algorithm_type=dpmsolver"),
+    ],
+)
+def test_settings_that_no_sampler_has_are_refused(scheduler, line):
+    with pytest.raises(InputError, match=line):
+        _scheduler_name(scheduler)
+
+
 def test_what_it_cannot_do_is_one_line(pipe):
+    for output_type in ("pil", "np"):
+        with pytest.raises(PromptError, match="got an empty list"):
+            pipe([], output_type=output_type)
     with pytest.raises(InputError, match=r"scheduler must be one of .*, got DDPMScheduler; exchange it"):
         pipe.scheduler = DDPMScheduler()
     with pytest.raises(InputError, match="output_type must be one of pil, np, got 'latent'"):
