@@ -13,7 +13,6 @@ from app.handlers import edit_key, edit_request, opens_part
 from app.runs import RunProgress, stream_run
 from app.session import LiveEdit, WorkKind
 from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region, clean_prompt
-
 from fisedit.errors import Cancelled
 
 if TYPE_CHECKING:

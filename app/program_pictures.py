@@ -87,7 +87,7 @@ class ProgramPictures:
         Raises:
             FisEditError: an argument out of range, no picture, or the machine is busy.
         """
-        digest = _digest(decode_picture(data).image)
+        digest = _digest(decode_picture(data))
         session = self.state.session(_caller(digest))
         with self._running_in(session):
             known = [result for result in session.history if _digest(result.image) == digest]

@@ -180,8 +180,8 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
         raise InputError(f"the picture was {kind}, where {unknown[0]} means nothing; leave it out")
     if origin.config.like or any(edit.like for edit in origin.edits):
         raise InputError("the picture was made with an adapter, which its file does not hold; open it as a picture")
-    if loras := {name for of in (origin.config, *origin.edits) for name, _ in of.loras}:
-        names = ", ".join(sorted(loras))
+    if loras := [*origin.config.loras, *(lora for edit in origin.edits for lora in edit.loras)]:
+        names = ", ".join(sorted({name for name, _ in loras}))
         raise InputError(
             f"the picture was made with LoRAs ({names}), which its file does not hold; edit it as --picture"
         )

@@ -90,7 +90,10 @@ def test_a_scheduler_of_diffusers_is_known_by_its_class_and_settings(scheduler, 
     [
         (EulerDiscreteScheduler(use_karras_sigmas=True), "runs with trailing, got karras"),
         (UniPCMultistepScheduler(use_beta_sigmas=True), "runs with none of these, got beta"),
-        (DPMSolverMultistepScheduler(algorithm_type="dpmsolver"), "runs with karras, sde, got algorithm_type=dpmsolver"),
+        (
+            DPMSolverMultistepScheduler(algorithm_type="dpmsolver", final_sigmas_type="sigma_min"),
+            "runs with karras, sde, got algorithm_type=dpmsolver",
+        ),
     ],
 )
 def test_settings_that_no_sampler_has_are_refused(scheduler, line):
