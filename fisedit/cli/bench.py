@@ -12,7 +12,6 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
-from fisedit.errors import InputError
 from fisedit.evaluation.settings import (
     DriveQualitySettings,
     EditQualitySettings,
@@ -255,6 +254,14 @@ def bench_masks(
     _report(report, output, json, "summary", "classes", "calibration")
 
 
+def _measure_with_adapter(settings: ReferenceQualitySettings, output: Path | None) -> dict[str, Any]:
+    """Edits with and without a reference."""
+    measured = import_module("fisedit.evaluation.quality.reference_quality")
+    with _measurement(output) as on_step:
+        report: dict[str, Any] = measured.measure_reference_quality(settings, on_step)
+    return report
+
+
 @bench.command("quality")
 def bench_quality(
     model: opt.Model = "demo",
@@ -292,13 +299,8 @@ def bench_quality(
         "local_files_only": local_files_only,
     }
     if adapter is not None:
-        given = {"kinds": kinds, "methods": methods, "pie-bench": pie_bench, "journal": journal}
-        if unused := [name for name, value in given.items() if value]:
-            raise InputError(f"--{unused[0]} is of edits without --adapter; leave one of them out")
-        with _measurement(output) as on_step:
-            report = import_module("fisedit.evaluation.quality.reference_quality").measure_reference_quality(
-                ReferenceQualitySettings(adapter=adapter, **shared), on_step
-            )
+        opt.refuse_beside_adapter(kinds=kinds, methods=methods, pie_bench=pie_bench, journal=journal)
+        report = _measure_with_adapter(ReferenceQualitySettings(adapter=adapter, **shared), output)
         _report(report, output, json, "summary")
         return
     settings = EditQualitySettings(

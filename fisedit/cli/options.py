@@ -347,6 +347,12 @@ def parse_adapters(given: Mapping[str, Any]) -> "list[tuple[str, AdapterUse]]":
     return [(source, make_adapter_use(scales[i % len(scales)], **rest)) for i, source in enumerate(sources)]
 
 
+def refuse_beside_adapter(**given: object) -> None:
+    """Raise InputError for an option of edits without an adapter that is given."""
+    if unused := [name for name, value in given.items() if value]:
+        raise InputError(f"--{unused[0].replace('_', '-')} is of edits without --adapter; leave one of them out")
+
+
 def parse_areas(areas: str) -> tuple[float, ...]:
     """Shares from percentages with commas between. Raises InputError."""
     try:

@@ -128,7 +128,7 @@ def steps(site, monkeypatch) -> list[str]:
     from app.session import Session
 
     told: list[str] = []
-    check, stop = Session.raise_if_stopped, Session.stop
+    check, stop = Session.raise_if_stopped, Session.stop_work
     monkeypatch.setattr(Session, "raise_if_stopped", lambda self: (told.append("step"), check(self)))
-    monkeypatch.setattr(Session, "stop", lambda self: (self.idle or told.append("stop"), stop(self)))
+    monkeypatch.setattr(Session, "stop_work", lambda self: (self.idle or told.append("stop"), stop(self)))
     return told
