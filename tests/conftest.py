@@ -9,10 +9,10 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -64,23 +64,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hold the ceilings of a full run, where the reports of all workers are."""
-    if excesses(session.config):
+    if (stats := full_run(session.config)) and ceilings.is_exceeded(stats):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name what a full run left out, last of all."""
-    for line in excesses(config):
+    for line in ceilings.excesses(full_run(config)):
         terminalreporter.write_line(line, red=True)
 
 
-def excesses(config: pytest.Config) -> list[str]:
-    """What a full run left out; nothing in other runs and in workers."""
+def full_run(config: pytest.Config) -> Mapping[str, Sequence[Any]]:
+    """The reports of a full run by category; none in other runs and in workers."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if not config.getoption("--full") or reporter is None or hasattr(config, "workerinput"):
-        return []
-    return list(ceilings.excesses(reporter.stats))
+        return {}
+    stats: Mapping[str, Sequence[Any]] = reporter.stats
+    return stats
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

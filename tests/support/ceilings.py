@@ -16,6 +16,15 @@ EXPECTED_SKIPS = (
 )
 """Reasons that a machine can have although everything is installed."""
 
+MAX_SECOND_ATTEMPTS = 2
+"""Of tests that wait for browsers or clusters, on a machine that others use too; on a quiet one there are none."""
+
+
+def is_exceeded(stats: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether a run fails for what it left out; argument as in `excesses`."""
+    attempts = len(stats.get("rerun", ()))
+    return attempts > MAX_SECOND_ATTEMPTS or len(list(excesses(stats))) > attempts
+
 
 def excesses(stats: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """One line for every unexpected skip and every second attempt.

@@ -12,16 +12,18 @@ FLAKY = """
 import pytest
 tried = []
 @pytest.mark.flaky(reruns=1)
-def test_it():
-    tried.append(1)
-    assert len(tried) == 2
+@pytest.mark.parametrize("each", range(COUNT))
+def test_it(each):
+    tried.append(each)
+    assert tried.count(each) == 2
 """
 CASES = {
     "passed": ("def test_it(): pass", 0, ""),
     "expected": ("import pytest\ndef test_it(): pytest.skip('needs the package xformers, and CUDA')", 0, ""),
     "skipped": ("import pytest\ndef test_it(): pytest.skip('the font is not here')", 1, "*skipped: *font is not here*"),
     "module": ("import pytest\npytest.importorskip('no_such_module')", 1, "*skipped: *no_such_module*"),
-    "flaky": (FLAKY, 1, "*run twice: *test_it: *"),
+    "flaky": (FLAKY.replace("COUNT", "2"), 0, "*run twice: *test_it[[]1[]]: *"),
+    "flakier": (FLAKY.replace("COUNT", "3"), 1, "*run twice: *test_it[[]2[]]: *"),
 }
 
 
