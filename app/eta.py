@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SECONDS_BY_MACS = (0.0, 0.062, 0.2, 0.333, 1.0), (0.09, 0.149, 0.278, 0.424, 1.0)
 """Share of a dense run's multiply-accumulates -> share of its seconds, by whole balanced edits of 5, 15 and 25 % of
-`fisedit bench edit` (Stable Diffusion 1.5, 512x512, 20 steps, two CPU cores; see benchmarks/README.md)."""
+`fisedit bench edit` (Stable Diffusion 1.5, 512x512, 20 steps, two CPU cores); that of 0 is extrapolated."""
 
 _WINDOW = 5
 """Number of the last runs whose median counts."""

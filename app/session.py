@@ -5,6 +5,7 @@ Knows a history, a folder, its editors and which models are offered; neither gra
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from fisedit.storage.image_metadata import Metadata
     from fisedit.storage.pages import Page
     from fisedit.values import EditScript
+
+_log = logging.getLogger(__name__)
 
 _BRIEF_WORK_TIMEOUT = 10.0
 """Seconds that work waits for brief work, and for a live edit to stop, of the same session."""
@@ -308,8 +311,9 @@ class Session:
         self.unsaved = ""
         try:
             self.save()
-        except (OSError, FisEditError) as error:
-            self.unsaved = f"This is not saved: {error}"
+        except (OSError, FisEditError) as error:  # whose own words may name a path of this machine
+            _log.warning("a session was not saved: %s", error)
+            self.unsaved = f"This is not saved: {getattr(error, 'strerror', None) or 'see the log of the server'}."
 
     def _recorded(self) -> dict[str, list[Callable[[], bytes]]]:
         """The pages of every source whose features its editor keeps."""

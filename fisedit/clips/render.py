@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -287,6 +287,9 @@ def _write_mp4(paths: Iterable[Path], file: IO[bytes], rate: float) -> None:
         except BaseException:
             running.kill()
             raise
+        finally:  # what is left in its buffer has no reader
+            with suppress(OSError):
+                running.stdin.close()
         if running.wait() or not file.seek(0, 2):
             told.seek(0)
             lines = told.read().decode(errors="replace").strip().splitlines() or ["no output"]

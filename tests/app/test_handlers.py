@@ -178,13 +178,14 @@ def test_a_result_that_cannot_be_saved_is_there_and_said(state, session, monkeyp
         events = EventHandlers(state, page := PageComponents(state.pool))
 
     def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", "/home/me/sessions/1")
 
     with monkeypatch.context() as patched:
         patched.setattr(SessionStore, "save", full)
         edit = last(handlers.edit(state, session, DOG))
         assert session.current is edit
-        assert "not saved: [Errno 28]" in events.updates.after_run(session)[page.status]
+        said = events.updates.after_run(session)[page.status]
+        assert "not saved: No space left on device." in said and "/home" not in said
     handlers.undo(session)
     assert events.updates.session(session, view="edit")[page.status] == ""
 

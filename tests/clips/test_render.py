@@ -174,7 +174,8 @@ def test_mp4_by_ffmpeg(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = tmp_path / "clip.mp4.frames"
     folder.mkdir()
-    Image.new("RGB", (8, 8), "red").save(folder / "0.png")
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
+    Image.fromarray(noise).save(folder / "0.png")  # more than a pipe holds
     frames, path = (
         render.ClipFrames(folder, [folder / "0.png"], 1, 1.0, 0.5),
         render.check_clip_path(tmp_path / "clip.mp4", 12),
