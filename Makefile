@@ -69,15 +69,15 @@ clean:
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
 	touch $@
 
 $(TOOLS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
 $(APP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[app]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[app]'
 	touch $@
 
 # Only tests need these: the font that the demo model's scenes are drawn with, and the browser that opens the app.

@@ -6,7 +6,7 @@ Importing this package loads nothing heavy: the names below are fetched on first
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Cancelled", "Drive", "EditResult", "Editor", "FisEditError", "FisEditPipeline", "Region", "__version__"]
 
 if TYPE_CHECKING:

@@ -1,79 +1,20 @@
-"""Frozen values that cross module borders. Knows numpy and PIL, and neither torch nor any model.
-
-Shape legend, used in every docstring of the package:
-
-    B   batch: guidance branches times edits            h, w  latent grid (image / 8)
-    C   channels                                        H, W  a feature map's grid, or image pixels
-    R   active rows of a level                          T     text tokens
-    G   halo rows of a level (read, not computed)       N     steps
-"""
+"""Everything that determines a source, checked: prompt, sampler, size, seed, and how adapters take part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import nextafter
 from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-import numpy as np
-
 from fisedit.drive import Drive
 from fisedit.errors import InputError, PromptError
+from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from PIL.Image import Image
-
-    BoolGrid = NDArray[np.bool_]
-    Box = tuple[int, int, int, int]
-
-OnStep = Callable[[int, int, "Image | None"], None]
-"""Called before every step with (index, number of steps, small preview or None); may raise `Cancelled`."""
-
-LATENT_FACTOR = 8
-"""Image pixels along one side of a latent cell, for every Stable Diffusion 1.x / 2.x autoencoder."""
-
-MAX_DILATION = 64
-"""Latent cells by which a mask may be dilated or eroded, and the active cells of a step may exceed it, at most."""
-
-DENSE_STEP = 64
-"""In the dilations of an edit's steps: this step is dense. It computes the whole latent grid, and the sparse steps
-after it read the recorded features shifted by what it found changed outside the mask."""
-
-
-MAX_PROMPT_CHARS = 100_000
-"""Letters of a prompt, of which 600 tokens are read."""
-
-C = TypeVar("C", bound=type)
-
-
-def copy_on_read(*names: str) -> Callable[[C], C]:
-    """Let a frozen dataclass hand out some of its fields as copies, so that what a caller writes to them is not kept.
-
-    Args:
-        names: Of fields that have a method `copy`, or are None.
-    """
-
-    def decorate(cls: C) -> C:
-        for name in names:
-            setattr(cls, name, _copying_property(name))
-        return cls
-
-    return decorate
-
-
-def _copying_property(name: str) -> property:
-    def read(value: object) -> Any:
-        field_value = vars(value)[name]
-        return None if field_value is None else field_value.copy()
-
-    def write(value: object, field_value: object) -> None:  # called by the dataclass, which then refuses
-        vars(value)[name] = field_value
-
-    return property(read, write)
+    from fisedit.values.base import Box
 
 
 class SchedulerName(StrEnum):
@@ -126,6 +67,7 @@ SCHEDULER_LABELS = {
 }
 """Names of the schedulers in web UIs."""
 
+
 _SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABELS.items()} | {
     "ddimscheduler": SchedulerName.DDIM,
     "dpmsolvermultistepscheduler": SchedulerName.DPM_SOLVER,
@@ -145,269 +87,6 @@ class Inversion(StrEnum):
 
     DDIM = "ddim"
     DDPM = "ddpm"
-
-
-class Quality(StrEnum):
-    """How near an edit comes to the dense blended one, against its time (`sparse.cost_model.FIRST_SCHEDULE`)."""
-
-    FAST = "fast"
-    BALANCED = "balanced"
-    CLOSE = "close"
-
-
-class EditKind(StrEnum):
-    """What a prompt edit is; GLOBAL edits have no region and run dense."""
-
-    IDENTICAL = "identical"
-    REPLACE = "replace"
-    INSERT = "insert"
-    DELETE = "delete"
-    REWEIGHT = "reweight"
-    GLOBAL = "global"
-    MIXED = "mixed"
-
-
-class MaskSource(StrEnum):
-    """Where a mask came from."""
-
-    GIVEN = "given"
-    ATTENTION = "attention"
-    EVERYWHERE = "everywhere"
-    NOWHERE = "nowhere"
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a prompt: its text, character span [start, end), the positions of its tokens in CLIP's sequence (the
-    start token is position 0, so a prompt's first word begins at 1), and how much it counts. Truncated words have no
-    tokens."""
-
-    text: str
-    start: int
-    end: int
-    tokens: tuple[int, ...] = ()
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Hunk:
-    """One changed place: `old` words of the source prompt become `new` words. `focus_old` and `focus_new` are the words
-    whose attention shows where (the noun for a changed adjective)."""
-
-    kind: EditKind
-    old: tuple[Word, ...]
-    new: tuple[Word, ...]
-    focus_old: tuple[Word, ...]
-    focus_new: tuple[Word, ...]
-
-
-@dataclass(frozen=True)
-class EditScript:
-    """What turns `source_prompt` into `prompt`; empty `hunks` means that nothing changed."""
-
-    source_prompt: str
-    prompt: str
-    kind: EditKind
-    hunks: tuple[Hunk, ...]
-    reason: str = ""
-
-    def __str__(self) -> str:
-        """One line for people: `cat -> dog; + a hat; cake -> (cake:1.4)`."""
-        return "; ".join(_hunk_text(h) for h in self.hunks) or self.kind.value
-
-
-def _hunk_text(hunk: Hunk) -> str:
-    old, new = (" ".join(map(_word_text, words)) for words in (hunk.old, hunk.new))
-    if old and new:
-        return f"{old} -> {new}"
-    return f"+ {new}" if new else f"- {old}"
-
-
-def _word_text(word: Word) -> str:
-    return word.text if word.weight == 1 else f"({word.text}:{word.weight:.3g})"
-
-
-def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
-    """The pixels of a picture that a grid of cells covers: those whose centre lies in a cell of the grid.
-
-    Compositing, and every check of what an edit left unchanged, use this function.
-
-    Args:
-        grid: Booleans [h, w].
-        size: Width and height of the picture in pixels, of any ratio to the grid.
-        crop: The part of the picture that the grid lies over; None for all of it.
-
-    Returns:
-        Booleans [height, width].
-    """
-    left, top, right, bottom = crop or (0, 0, *size)
-    columns, rows = (
-        (2 * np.arange(n) + 1) * cells // (2 * n)
-        for n, cells in zip((right - left, bottom - top), grid.shape[::-1], strict=True)
-    )
-    pixels = np.zeros(size[::-1], bool)
-    pixels[top:bottom, left:right] = grid[np.ix_(rows, columns)]
-    return pixels
-
-
-@dataclass(frozen=True, eq=False)
-class ActiveCells:
-    """The latent cells that an edit changes, by step: all of a mask at once, or of a soft mask those that have joined.
-
-    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where
-    an edit of that strength would begin, and is the source's until then.
-
-    Args:
-        grid: booleans [h, w], the cells that join at any step.
-        entry: index of the first step of every cell [h, w], N where it has none; None where all begin together.
-    """
-
-    grid: BoolGrid
-    entry: NDArray[np.int64] | None = None
-
-    @property
-    def start(self) -> int:
-        """Index of the first step with a cell."""
-        return 0 if self.entry is None else int(self.entry.min())
-
-    def at(self, step: int) -> BoolGrid:
-        """The cells that have joined at a step: booleans [h, w]."""
-        return self.grid if self.entry is None else self.entry <= step
-
-    def joining(self, step: int, start: int) -> BoolGrid:
-        """The cells that join at a step: booleans [h, w]; all of them at `start` where they begin together."""
-        return self.grid & (step == start) if self.entry is None else self.entry == step
-
-    def stage(self, step: int) -> int:
-        """A number that is equal for steps with the same cells."""
-        return 0 if self.entry is None else int((self.entry <= step).sum())
-
-
-MAX_REGIONS = 16
-"""Regions of one edit that may have prompts of their own."""
-
-
-@dataclass(frozen=True, eq=False)
-class RegionalPrompt:
-    """Words of their own for a part of an edit's mask.
-
-    Args:
-        prompt: text, with weights as in `models.prompt_weighting`.
-        grid: booleans [h, w], the latent cells that attend to it.
-    """
-
-    prompt: str
-    grid: BoolGrid = field(repr=False)
-
-
-@dataclass(frozen=True, eq=False)
-class EditRun:
-    """How an edit was computed: beside its config and its mask, what it takes to compute it again.
-
-    Args:
-        growth: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () where the run was dense.
-        structure: share of the steps that may inject the source's attention which did, 0 to 1.
-        start: so many first steps are the parent's.
-        checked: whether it was checked for drift, which moves roundings.
-        erased: whether cells inside the mask did not attend to one another.
-        regional: cells that attended to prompts of their own.
-    """
-
-    growth: tuple[int, ...] = ()
-    structure: float = 0.0
-    start: int = 0
-    checked: bool = False
-    erased: bool = False
-    regional: tuple[RegionalPrompt, ...] = ()
-
-    @property
-    def needs_mask(self) -> bool:
-        """Whether every step ran inside the mask, since nothing else would have been the same picture."""
-        return self.erased or bool(self.regional)
-
-
-def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
-    """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
-
-    Args:
-        levels: uint8 [h, w], 255 for the first step.
-        steps: N.
-
-    Returns:
-        [h, w], 0 to N; N for cells that never join.
-    """
-    return steps - (steps * levels.astype(np.int64)) // 255
-
-
-def soft_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-    """Levels uint8 [h, w] as an `EditMask` has them: None for those of a hard mask, 0 and 255 alone."""
-    return None if ((levels == 0) | (levels == 255)).all() else levels
-
-
-@dataclass(frozen=True, eq=False)
-class EditMask:
-    """Latent cells that may change. Its arrays cannot be written to.
-
-    Args:
-        grid: booleans [h, w], one per latent cell (8x8 pixels).
-        source: where it came from.
-        confidence: 0 to 1; the share of regions that were right where attention separated inside from outside as well,
-            on the demo model (`masking.masks.confidence`); 1 for a given mask.
-        heatmap: the map behind it, floats [h, w] in 0 to 1, or None.
-        other_objects: cells [h, w] of things that stay, where words tell, or None.
-        levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
-            `grid`; None for a hard one.
-    """
-
-    grid: BoolGrid = field(repr=False)
-    source: MaskSource
-    confidence: float = 1.0
-    heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
-    other_objects: BoolGrid | None = field(default=None, repr=False)
-    levels: NDArray[np.uint8] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        """Copy the arrays to memory that nothing can write to."""
-        for name in ("grid", "heatmap", "other_objects", "levels"):
-            array = getattr(self, name)
-            if array is not None:
-                frozen = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
-                object.__setattr__(self, name, frozen)
-
-    @property
-    def area(self) -> float:
-        """Share of latent cells inside, 0 to 1."""
-        return float(self.grid.mean())
-
-    @property
-    def raster(self) -> NDArray[Any]:
-        """One pixel a cell [h, w], for a file: booleans, or the levels of a soft mask."""
-        return self.grid if self.levels is None else self.levels
-
-    def cells(self, steps: int) -> ActiveCells:
-        """The cells that an edit of so many steps computes at each of them.
-
-        Args:
-            steps: N, 1 or more.
-        """
-        return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
-
-    @property
-    def heat(self) -> NDArray[np.float32] | None:
-        """`heatmap`, by the name that it had in 0.1.0."""
-        return self.heatmap
-
-    @property
-    def others(self) -> BoolGrid | None:
-        """`other_objects`, by the name that it had in 0.1.0."""
-        return self.other_objects
-
-    def image(self) -> Image:
-        """The mask at canvas size: mode "L", 255 inside (of a soft mask its levels), 0 outside, [8h, 8w] pixels."""
-        from PIL import Image as PIL
-
-        levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels
-        return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
 
 
 REFERENCE, CONTROL, DRIVE = "reference", "control", "drive"
@@ -549,60 +228,24 @@ def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, in
     return grids
 
 
-@copy_on_read("seconds")
-@dataclass(frozen=True)
-class EditStats:
-    """What an edit (or a generation) cost and why.
-
-    Args:
-        mask_area: share of latent cells inside the mask.
-        mask_source: where the mask came from.
-        mask_confidence: of the mask, 0 to 1.
-        active_rows: active rows of each level at the widest growth, finest level first.
-        growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
-        unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
-        unet_evaluations_sparse: sparse calls of the UNet (both guidance branches count as one).
-        macs: multiply-accumulates of the UNet and decoder that were spent.
-        macs_dense: those that a dense run would have spent.
-        seconds: wall seconds by stage: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
-            total; a copy each time.
-        recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
-        fallback: why the edit ran dense, or "".
-        steps_shared: first steps that were taken over from the parent, without a call.
-        notes: things the user should know, such as a truncated prompt.
-        unet_evaluations_captured: of the sparse calls, those replayed from captured graphs.
-        uncaptured: why the others were not, or "" where no graphs were wanted.
-    """
-
-    mask_area: float
-    mask_source: MaskSource
-    mask_confidence: float
-    active_rows: tuple[int, ...]
-    growth: tuple[int, ...]
-    unet_evaluations_dense: int
-    unet_evaluations_sparse: int
-    macs: int
-    macs_dense: int
-    seconds: dict[str, float]
-    recorded_bytes: int
-    fallback: str = ""
-    notes: tuple[str, ...] = field(default=())
-    steps_shared: int = 0
-    unet_evaluations_captured: int = 0
-    uncaptured: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON-ready values."""
-        return asdict(self)
-
-
 E = TypeVar("E", bound=StrEnum)
 
+
 STEPS = (1, 999)
+
+
 SIDE = (64, 2048)
+
+
 SEEDS = (0, 2**63 - 1)
+
+
 CLIP_SKIPS = (0, 11)
+
+
 MAX_CROP = 2**24
+
+
 _OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop")
 
 
@@ -628,43 +271,9 @@ def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if value or name not in _OPTIONAL}
 
 
-def first_step(strength: float, steps: int) -> int:
-    """The index of the first timestep that an edit of this strength runs: that share of them, from the last.
-
-    Raises:
-        InputError: a strength out of range, or one that leaves no step to run.
-    """
-    if not isinstance(strength, int | float) or not 0 < strength <= 1:
-        raise InputError(f"strength must be in (0, 1], got {strength!r}; 1 repaints, less keeps more")
-    if int(steps * strength) < 1:
-        raise InputError(f"strength must leave a step of {steps} to run, got {strength!r}; use {1 / steps:.3g} or more")
-    return steps - int(steps * strength)
-
-
-def strength_for_start(start: int, steps: int) -> float:
-    """The strength of an edit whose first step has this index, so that `first_step` gives `start` again.
-
-    Args:
-        start: index of the first step, 0 to steps - 1.
-        steps: number of steps, 1 to 999.
-
-    Returns:
-        Above 0 to 1.
-    """
-    strength = (steps - start) / steps
-    return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
-
-
 def check_seed(seed: int) -> int:
     """The seed of a CPU generator, 0 to 2^63 - 1. Raises InputError for another value."""
     return _integer("seed", seed, SEEDS)
-
-
-def check_quality(quality: str) -> Quality:
-    """The quality of that name. Raises InputError for another one."""
-    if not isinstance(quality, str) or quality not in tuple(Quality):
-        raise InputError(f"quality must be one of {', '.join(Quality)}, got {quality!r:.40}")
-    return Quality(quality)
 
 
 def check_prompt(prompt: str) -> str:

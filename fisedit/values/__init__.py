@@ -1,0 +1,106 @@
+"""Frozen values that cross module borders. Knows numpy and PIL, and neither torch nor any model.
+
+Shape legend, used in every docstring of the package:
+
+    B   batch: guidance branches times edits            h, w  latent grid (image / 8)
+    C   channels                                        H, W  a feature map's grid, or image pixels
+    R   active rows of a level                          T     text tokens
+    G   halo rows of a level (read, not computed)       N     steps
+"""
+
+from typing import TYPE_CHECKING
+
+from fisedit.values.base import DENSE_STEP, LATENT_FACTOR, MAX_DILATION, MAX_PROMPT_CHARS, OnStep, copy_on_read
+from fisedit.values.edit_mask import (
+    MAX_REGIONS,
+    ActiveCells,
+    EditMask,
+    MaskSource,
+    RegionalPrompt,
+    cell_pixels,
+    entry_steps,
+    soft_levels,
+)
+from fisedit.values.edit_run import EditRun, EditStats, Quality, check_quality, first_step, strength_for_start
+from fisedit.values.generation_config import (
+    CLIP_SKIPS,
+    CONTROL,
+    DRIVE,
+    MAX_CROP,
+    REFERENCE,
+    SCHEDULER_LABELS,
+    SEEDS,
+    SIDE,
+    STEPS,
+    AdapterReference,
+    AdapterUse,
+    GenerationConfig,
+    Inversion,
+    SchedulerName,
+    check_prompt,
+    check_scale,
+    check_seed,
+    config_to_dict,
+    is_unicode,
+    level_grids,
+    make_adapter_use,
+    make_generation_config,
+    num_timesteps,
+    parse_adapter_references,
+)
+from fisedit.values.text_edit import EditKind, EditScript, Hunk, Word
+
+if TYPE_CHECKING:
+    from fisedit.values.base import BoolGrid as BoolGrid
+    from fisedit.values.base import Box as Box
+
+__all__ = [
+    "CLIP_SKIPS",
+    "CONTROL",
+    "DENSE_STEP",
+    "DRIVE",
+    "LATENT_FACTOR",
+    "MAX_CROP",
+    "MAX_DILATION",
+    "MAX_PROMPT_CHARS",
+    "MAX_REGIONS",
+    "REFERENCE",
+    "SCHEDULER_LABELS",
+    "SEEDS",
+    "SIDE",
+    "STEPS",
+    "ActiveCells",
+    "AdapterReference",
+    "AdapterUse",
+    "EditKind",
+    "EditMask",
+    "EditRun",
+    "EditScript",
+    "EditStats",
+    "GenerationConfig",
+    "Hunk",
+    "Inversion",
+    "MaskSource",
+    "OnStep",
+    "Quality",
+    "RegionalPrompt",
+    "SchedulerName",
+    "Word",
+    "cell_pixels",
+    "check_prompt",
+    "check_quality",
+    "check_scale",
+    "check_seed",
+    "config_to_dict",
+    "copy_on_read",
+    "entry_steps",
+    "first_step",
+    "is_unicode",
+    "level_grids",
+    "make_adapter_use",
+    "make_generation_config",
+    "num_timesteps",
+    "parse_adapter_references",
+    "soft_levels",
+    "strength_for_start",
+]

@@ -1,0 +1,64 @@
+"""What all values share: the grid of latent cells, limits, and copies on read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    BoolGrid = NDArray[np.bool_]
+    Box = tuple[int, int, int, int]
+
+
+OnStep = Callable[[int, int, "Image | None"], None]
+"""Called before every step with (index, number of steps, small preview or None); may raise `Cancelled`."""
+
+
+LATENT_FACTOR = 8
+"""Image pixels along one side of a latent cell, for every Stable Diffusion 1.x / 2.x autoencoder."""
+
+
+MAX_DILATION = 64
+"""Latent cells by which a mask may be dilated or eroded, and the active cells of a step may exceed it, at most."""
+
+
+DENSE_STEP = 64
+"""In the dilations of an edit's steps: this step is dense. It computes the whole latent grid, and the sparse steps
+after it read the recorded features shifted by what it found changed outside the mask."""
+
+
+MAX_PROMPT_CHARS = 100_000
+"""Letters of a prompt, of which 600 tokens are read."""
+
+
+C = TypeVar("C", bound=type)
+
+
+def copy_on_read(*names: str) -> Callable[[C], C]:
+    """Let a frozen dataclass hand out some of its fields as copies, so that what a caller writes to them is not kept.
+
+    Args:
+        names: Of fields that have a method `copy`, or are None.
+    """
+
+    def decorate(cls: C) -> C:
+        for name in names:
+            setattr(cls, name, _copying_property(name))
+        return cls
+
+    return decorate
+
+
+def _copying_property(name: str) -> property:
+    def read(value: object) -> Any:
+        field_value = vars(value)[name]
+        return None if field_value is None else field_value.copy()
+
+    def write(value: object, field_value: object) -> None:  # called by the dataclass, which then refuses
+        vars(value)[name] = field_value
+
+    return property(read, write)

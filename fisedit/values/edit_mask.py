@@ -1,0 +1,183 @@
+"""Where an edit may paint, and when: a mask of latent cells, and the pixels that cells cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fisedit.values.base import LATENT_FACTOR
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from fisedit.values.base import BoolGrid, Box
+
+
+class MaskSource(StrEnum):
+    """Where a mask came from."""
+
+    GIVEN = "given"
+    ATTENTION = "attention"
+    EVERYWHERE = "everywhere"
+    NOWHERE = "nowhere"
+
+
+def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
+    """The pixels of a picture that a grid of cells covers: those whose centre lies in a cell of the grid.
+
+    Compositing, and every check of what an edit left unchanged, use this function.
+
+    Args:
+        grid: Booleans [h, w].
+        size: Width and height of the picture in pixels, of any ratio to the grid.
+        crop: The part of the picture that the grid lies over; None for all of it.
+
+    Returns:
+        Booleans [height, width].
+    """
+    left, top, right, bottom = crop or (0, 0, *size)
+    columns, rows = (
+        (2 * np.arange(n) + 1) * cells // (2 * n)
+        for n, cells in zip((right - left, bottom - top), grid.shape[::-1], strict=True)
+    )
+    pixels = np.zeros(size[::-1], bool)
+    pixels[top:bottom, left:right] = grid[np.ix_(rows, columns)]
+    return pixels
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveCells:
+    """The latent cells that an edit changes, by step: all of a mask at once, or of a soft mask those that have joined.
+
+    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where
+    an edit of that strength would begin, and is the source's until then.
+
+    Args:
+        grid: booleans [h, w], the cells that join at any step.
+        entry: index of the first step of every cell [h, w], N where it has none; None where all begin together.
+    """
+
+    grid: BoolGrid
+    entry: NDArray[np.int64] | None = None
+
+    @property
+    def start(self) -> int:
+        """Index of the first step with a cell."""
+        return 0 if self.entry is None else int(self.entry.min())
+
+    def at(self, step: int) -> BoolGrid:
+        """The cells that have joined at a step: booleans [h, w]."""
+        return self.grid if self.entry is None else self.entry <= step
+
+    def joining(self, step: int, start: int) -> BoolGrid:
+        """The cells that join at a step: booleans [h, w]; all of them at `start` where they begin together."""
+        return self.grid & (step == start) if self.entry is None else self.entry == step
+
+    def stage(self, step: int) -> int:
+        """A number that is equal for steps with the same cells."""
+        return 0 if self.entry is None else int((self.entry <= step).sum())
+
+
+MAX_REGIONS = 16
+"""Regions of one edit that may have prompts of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegionalPrompt:
+    """Words of their own for a part of an edit's mask.
+
+    Args:
+        prompt: text, with weights as in `models.prompt_weighting`.
+        grid: booleans [h, w], the latent cells that attend to it.
+    """
+
+    prompt: str
+    grid: BoolGrid = field(repr=False)
+
+
+def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
+    """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
+
+    Args:
+        levels: uint8 [h, w], 255 for the first step.
+        steps: N.
+
+    Returns:
+        [h, w], 0 to N; N for cells that never join.
+    """
+    return steps - (steps * levels.astype(np.int64)) // 255
+
+
+def soft_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """Levels uint8 [h, w] as an `EditMask` has them: None for those of a hard mask, 0 and 255 alone."""
+    return None if ((levels == 0) | (levels == 255)).all() else levels
+
+
+@dataclass(frozen=True, eq=False)
+class EditMask:
+    """Latent cells that may change. Its arrays cannot be written to.
+
+    Args:
+        grid: booleans [h, w], one per latent cell (8x8 pixels).
+        source: where it came from.
+        confidence: 0 to 1; the share of regions that were right where attention separated inside from outside as well,
+            on the demo model (`masking.masks.confidence`); 1 for a given mask.
+        heatmap: the map behind it, floats [h, w] in 0 to 1, or None.
+        other_objects: cells [h, w] of things that stay, where words tell, or None.
+        levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
+            `grid`; None for a hard one.
+    """
+
+    grid: BoolGrid = field(repr=False)
+    source: MaskSource
+    confidence: float = 1.0
+    heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
+    other_objects: BoolGrid | None = field(default=None, repr=False)
+    levels: NDArray[np.uint8] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Copy the arrays to memory that nothing can write to."""
+        for name in ("grid", "heatmap", "other_objects", "levels"):
+            array = getattr(self, name)
+            if array is not None:
+                frozen = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+                object.__setattr__(self, name, frozen)
+
+    @property
+    def area(self) -> float:
+        """Share of latent cells inside, 0 to 1."""
+        return float(self.grid.mean())
+
+    @property
+    def raster(self) -> NDArray[Any]:
+        """One pixel a cell [h, w], for a file: booleans, or the levels of a soft mask."""
+        return self.grid if self.levels is None else self.levels
+
+    def cells(self, steps: int) -> ActiveCells:
+        """The cells that an edit of so many steps computes at each of them.
+
+        Args:
+            steps: N, 1 or more.
+        """
+        return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
+
+    @property
+    def heat(self) -> NDArray[np.float32] | None:
+        """`heatmap`, by the name that it had in 0.1.0."""
+        return self.heatmap
+
+    @property
+    def others(self) -> BoolGrid | None:
+        """`other_objects`, by the name that it had in 0.1.0."""
+        return self.other_objects
+
+    def image(self) -> Image:
+        """The mask at canvas size: mode "L", 255 inside (of a soft mask its levels), 0 outside, [8h, 8w] pixels."""
+        from PIL import Image as PIL
+
+        levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels
+        return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")

@@ -1,0 +1,127 @@
+"""How an edit is run and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from math import nextafter
+from typing import Any
+
+from fisedit.errors import InputError
+from fisedit.values.base import copy_on_read
+from fisedit.values.edit_mask import MaskSource, RegionalPrompt
+
+
+class Quality(StrEnum):
+    """How near an edit comes to the dense blended one, against its time (`sparse.cost_model.FIRST_SCHEDULE`)."""
+
+    FAST = "fast"
+    BALANCED = "balanced"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, eq=False)
+class EditRun:
+    """How an edit was computed: beside its config and its mask, what it takes to compute it again.
+
+    Args:
+        growth: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () where the run was dense.
+        structure: share of the steps that may inject the source's attention which did, 0 to 1.
+        start: so many first steps are the parent's.
+        checked: whether it was checked for drift, which moves roundings.
+        erased: whether cells inside the mask did not attend to one another.
+        regional: cells that attended to prompts of their own.
+    """
+
+    growth: tuple[int, ...] = ()
+    structure: float = 0.0
+    start: int = 0
+    checked: bool = False
+    erased: bool = False
+    regional: tuple[RegionalPrompt, ...] = ()
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether every step ran inside the mask, since nothing else would have been the same picture."""
+        return self.erased or bool(self.regional)
+
+
+@copy_on_read("seconds")
+@dataclass(frozen=True)
+class EditStats:
+    """What an edit (or a generation) cost and why.
+
+    Args:
+        mask_area: share of latent cells inside the mask.
+        mask_source: where the mask came from.
+        mask_confidence: of the mask, 0 to 1.
+        active_rows: active rows of each level at the widest growth, finest level first.
+        growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
+        unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
+        unet_evaluations_sparse: sparse calls of the UNet (both guidance branches count as one).
+        macs: multiply-accumulates of the UNet and decoder that were spent.
+        macs_dense: those that a dense run would have spent.
+        seconds: wall seconds by stage: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
+            total; a copy each time.
+        recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
+        fallback: why the edit ran dense, or "".
+        steps_shared: first steps that were taken over from the parent, without a call.
+        notes: things the user should know, such as a truncated prompt.
+        unet_evaluations_captured: of the sparse calls, those replayed from captured graphs.
+        uncaptured: why the others were not, or "" where no graphs were wanted.
+    """
+
+    mask_area: float
+    mask_source: MaskSource
+    mask_confidence: float
+    active_rows: tuple[int, ...]
+    growth: tuple[int, ...]
+    unet_evaluations_dense: int
+    unet_evaluations_sparse: int
+    macs: int
+    macs_dense: int
+    seconds: dict[str, float]
+    recorded_bytes: int
+    fallback: str = ""
+    notes: tuple[str, ...] = field(default=())
+    steps_shared: int = 0
+    unet_evaluations_captured: int = 0
+    uncaptured: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values."""
+        return asdict(self)
+
+
+def first_step(strength: float, steps: int) -> int:
+    """The index of the first timestep that an edit of this strength runs: that share of them, from the last.
+
+    Raises:
+        InputError: a strength out of range, or one that leaves no step to run.
+    """
+    if not isinstance(strength, int | float) or not 0 < strength <= 1:
+        raise InputError(f"strength must be in (0, 1], got {strength!r}; 1 repaints, less keeps more")
+    if int(steps * strength) < 1:
+        raise InputError(f"strength must leave a step of {steps} to run, got {strength!r}; use {1 / steps:.3g} or more")
+    return steps - int(steps * strength)
+
+
+def strength_for_start(start: int, steps: int) -> float:
+    """The strength of an edit whose first step has this index, so that `first_step` gives `start` again.
+
+    Args:
+        start: index of the first step, 0 to steps - 1.
+        steps: number of steps, 1 to 999.
+
+    Returns:
+        Above 0 to 1.
+    """
+    strength = (steps - start) / steps
+    return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
+
+
+def check_quality(quality: str) -> Quality:
+    """The quality of that name. Raises InputError for another one."""
+    if not isinstance(quality, str) or quality not in tuple(Quality):
+        raise InputError(f"quality must be one of {', '.join(Quality)}, got {quality!r:.40}")
+    return Quality(quality)
