@@ -254,11 +254,9 @@ def _marked(region: RegionSettings) -> Region | None:
     """What is marked of a picture; None where words say where."""
     if region.regions:
         found = Region.union(each for each, _ in region.regions)
-    elif region.add is not None:
-        found = Region.mask(region.add)
     else:
-        found = region.region or Region.words()
-    return None if found.reads_words else found
+        found = region.marked or region.region or Region.words()
+    return None if found.reads_attention else found
 
 
 def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
@@ -307,9 +305,9 @@ def erase(state: AppState, session: Session, region: RegionSettings) -> Iterator
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
     region = check_region(region)
-    if region.add is None and region.region is None and not region.words:
-        raise InputError("paint over what shall go, or choose its word under Region; nothing is marked")
-    marked = region_of(replace(region, only=region.add is not None and not region.words))
+    if region.marked is None and region.region is None and not region.words:
+        raise InputError("pick or paint what shall go, or choose its word under Region; nothing is marked")
+    marked = region_of(replace(region, only=region.marked is not None and not region.words))
 
     def erase_once(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.erase(marked, quality=region.quality, seed=region.seed, on_step=on_step)
@@ -477,9 +475,8 @@ def region_of(settings: RegionSettings) -> Region:
     """Where it is: as a whole, or where words attend or what is painted, or both."""
     found = settings.region or Region.words(*settings.words, instance=settings.instance)
     found = found.grow(settings.grow)
-    if settings.add is not None:
-        painted = Region.mask(settings.add)
-        found = painted.grow(settings.grow) if settings.only else found | painted
+    if (marked := settings.marked) is not None:
+        found = marked.grow(settings.grow) if settings.only else found | marked
     found = found.feather(settings.feather)
     return found if settings.protect is None else found - Region.mask(settings.protect)
 

@@ -79,17 +79,20 @@ def region(session: Session, prompt: str, conditions: Conditions, *values: Any) 
         InputError: strokes or a piece that the page does not send.
     """
     strokes, words, instance, grow, only, feather, strength, quality = values
-    add, protect = views.decode_strokes(strokes, session.current.size)
+    marked = views.decode_strokes(strokes, session.current.size)
     if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
-    anew = add is not None and conditions == NO_CONDITIONS and prompt.strip() == session.current.prompt
+    is_marked = marked.add is not None or bool(marked.inside)
+    anew = is_marked and conditions == NO_CONDITIONS and prompt.strip() == session.current.prompt
     return RegionSettings(
         words=tuple(str(word) for word in words or ()),
         instance=None if instance == ALL_PIECES[1] else int(instance),
         grow=int(grow or 0),
-        add=add,
-        protect=protect,
-        only=bool(only) and add is not None,
+        add=marked.add,
+        protect=marked.protect,
+        inside=marked.inside,
+        outside=marked.outside,
+        only=bool(only) and is_marked,
         strength=1.0 if strength is None else strength,
         quality=quality or Quality.BALANCED,
         seed=_random_seed() if anew else None,

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import canny
 from fisedit.drive import Drive
 from fisedit.errors import FisEditError, InputError, PromptError
+from fisedit.masking.region import Region
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from fisedit import Region
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
@@ -83,13 +82,15 @@ class RegionSettings:
         grow: latent cells (8 pixels) of dilation, -16 to 16; negative erodes.
         add: a picture of the current one's size, white where the edit may paint too; None for nowhere.
         protect: a picture of the current one's size, white where the edit never paints; None for nowhere.
-        only: whether the edit paints where `add` is white and nowhere else.
+        only: whether the edit paints what `add` and `inside` mark and nothing else.
         strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
         quality: how near the edit comes to a dense one, for its time.
         seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
         feather: latent cells of a soft border inside it, 0 to 16.
         region: what is meant as a whole, instead of words, instance and `add`; None for those.
         regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
+        inside: points (x, y) in pixels of things that the edit may paint too.
+        outside: points of things that belong to none of those.
     """
 
     words: tuple[str, ...] = ()
@@ -104,6 +105,15 @@ class RegionSettings:
     feather: int = 0
     region: Region | None = None
     regions: tuple[tuple[Region, str], ...] = ()
+    inside: tuple[tuple[float, float], ...] = ()
+    outside: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def marked(self) -> Region | None:
+        """What `add` and points mark; None for nothing."""
+        marks = [] if self.add is None else [Region.mask(self.add)]
+        marks += [Region.points(*self.inside, outside=self.outside)] if self.inside else []
+        return Region.union(marks) if marks else None
 
 
 @dataclass(frozen=True)
@@ -208,7 +218,7 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if region.instance is not None:
         _within("instance", region.instance, (0, 999), whole=True)
     whole = (region.region is not None) + bool(region.regions)
-    if whole + bool(region.words or region.instance is not None or region.add is not None) > 1:
+    if whole + bool(region.words or region.instance is not None or region.marked is not None) > 1:
         raise InputError("give one of region, regions, and a mask with words, got several; a region joins them")
     if region.regions and (region.grow or region.feather or region.protect is not None):
         raise InputError("regions have grow and feather of their own, got others; say them inside each region")

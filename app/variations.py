@@ -50,7 +50,7 @@ def vary(
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
     shown = parent = session.current
-    if text == shown.prompt and region.add is None:
+    if text == shown.prompt and region.marked is None:
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
         parent, painted = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 TINT = (255, 64, 96)
 MAX_STROKES_CHARACTERS = 1 << 20
 """Greatest length of painted strokes as a data URL."""
+
+_COLOURS = {"add": (255, 64, 96), "protect": (48, 112, 255), "pick": (0, 176, 80), "unpick": (255, 170, 0)}
+"""Of strokes, as the page's script has them."""
+
+_MAX_DOTS = 64
 
 _THUMBNAIL, _SCREEN = 112, 1280
 """Greatest side in pixels of a picture in the history, and of one on the stage."""
@@ -145,18 +151,35 @@ def _on_screen(size: tuple[int, int], box: Box) -> tuple[tuple[int, int], Box]:
     return (width, height), (left, top, max(left + 1, right), max(top + 1, bottom))
 
 
-def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | None, Image.Image | None]:
-    """What was painted: where an edit may go, and where it never may, as pictures of a size; None for nothing.
+@dataclass(frozen=True, eq=False)
+class Strokes:
+    """What was marked on the stage.
 
     Args:
-        data_url: a PNG as a data URL: red where strokes add, blue where they protect, clear elsewhere; "" for none.
+        add: a picture of a size, white where an edit may go; None for nowhere.
+        protect: likewise, where it never may.
+        inside: (x, y) in pixels of that size, of things that an edit may paint.
+        outside: of things that it may not.
+    """
+
+    add: Image.Image | None = None
+    protect: Image.Image | None = None
+    inside: tuple[tuple[float, float], ...] = ()
+    outside: tuple[tuple[float, float], ...] = ()
+
+
+def decode_strokes(data_url: str, size: tuple[int, int]) -> Strokes:
+    """What was marked, from the stage's picture of it.
+
+    Args:
+        data_url: a PNG as a data URL, in the colours of `_COLOURS`, clear elsewhere; "" for none.
         size: width and height in pixels.
 
     Raises:
         MaskError: anything else.
     """
     if not data_url:
-        return None, None
+        return Strokes()
     kind, _, data = data_url.partition(",") if isinstance(data_url, str) else ("", "", "")
     if kind != "data:image/png;base64" or len(data_url) > MAX_STROKES_CHARACTERS:
         raise MaskError(f"strokes must be a PNG as a data URL of at most {MAX_STROKES_CHARACTERS} letters; paint again")
@@ -164,8 +187,9 @@ def decode_strokes(data_url: str, size: tuple[int, int]) -> tuple[Image.Image | 
     if max(painted.size) > 2048:
         raise MaskError(f"strokes must have sides of at most 2048 pixels, got {painted.width}x{painted.height}")
     levels = np.asarray(painted.convert("RGBA")).astype(int)
-    solid, red = levels[..., 3] > 127, levels[..., 0] >= levels[..., 2]
-    return _area(solid & red, size), _area(solid & ~red, size)
+    nearest = np.abs(levels[..., None, :3] - np.array(list(_COLOURS.values()))).sum(-1).argmin(-1)
+    add, protect, inside, outside = ((levels[..., 3] > 127) & (nearest == i) for i in range(len(_COLOURS)))
+    return Strokes(_area(add, size), _area(protect, size), _points(inside, size), _points(outside, size))
 
 
 def png_base64(image: Image.Image) -> str:
@@ -185,6 +209,18 @@ def decode_base64(text: str, what: str) -> bytes:
 
 def _area(inside: NDArray[np.bool_], size: tuple[int, int]) -> Image.Image | None:
     return Image.fromarray(inside.astype(np.uint8) * 255).resize(size, 0) if inside.any() else None
+
+
+def _points(dots: NDArray[np.bool_], size: tuple[int, int]) -> tuple[tuple[float, float], ...]:
+    """Middles of dots on a canvas, in pixels of a size, rims left behind by an eraser or by other strokes apart."""
+    from scipy.ndimage import center_of_mass, label
+
+    found, count = label(dots)
+    height, width = dots.shape
+    middles = center_of_mass(dots, found, range(1, count + 1))
+    return tuple(
+        (float((x + 0.5) * size[0] / width), float((y + 0.5) * size[1] / height)) for y, x in middles[:_MAX_DOTS]
+    )
 
 
 def _rgb(image: Image.Image) -> Image.Image:

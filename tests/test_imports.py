@@ -139,7 +139,7 @@ def verbs() -> set[str]:
     """Names of the functions that the command line calls."""
     groups = [app, *(group.typer_instance for group in app.registered_groups)]
     callbacks = [command.callback for group in groups for command in group.registered_commands]
-    return {f"{callback.__module__}.{callback.__qualname__}" for callback in callbacks}
+    return {f"{callback.__module__}.{callback.__qualname__.replace('<locals>.', '')}" for callback in callbacks}
 
 
 def test_no_function_behind_the_public_face_takes_many_arguments():

@@ -3,7 +3,8 @@
 const find = (selector) => element.querySelector(selector);
 const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
 const ring = find(".ring");
-const COLOURS = { add: "rgb(255,64,96)", box: "rgb(255,64,96)", protect: "rgb(48,112,255)" };
+const COLOURS = { add: "rgb(255,64,96)", box: "rgb(255,64,96)", protect: "rgb(48,112,255)", pick: "rgb(0,176,80)", unpick: "rgb(255,170,0)" };
+const DOT = 0.016, POINTS = ["pick", "unpick"];  // radius as a share of the canvas's longer side
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
 const masked = { edit: true, compare: false };
@@ -50,6 +51,13 @@ function draw(stroke) {
     pen.fillRect(left * canvas.width, top * canvas.height, (right - left) * canvas.width, (bottom - top) * canvas.height);
     return;
   }
+  if (POINTS.includes(stroke.tool)) {
+    const [x, y] = stroke.points[0];
+    pen.beginPath();
+    pen.arc(x * canvas.width, y * canvas.height, DOT * Math.max(canvas.width, canvas.height), 0, 2 * Math.PI);
+    pen.fill();
+    return;
+  }
   pen.lineWidth = stroke.width * canvas.width / 100;
   pen.lineCap = pen.lineJoin = "round";
   pen.beginPath();
@@ -88,7 +96,7 @@ function place(event) {
 
 function ringed(there = ring.style.display === "block") {
   const [left, top] = at.map((share) => `${share * 100}%`);
-  Object.assign(ring.style, { display: there && tool && tool !== "box" && shown ? "block" : "none", left, top, width: `${width}%` });
+  Object.assign(ring.style, { display: there && tool && tool !== "box" && !POINTS.includes(tool) && shown ? "block" : "none", left, top, width: `${width}%` });
   find(".keys").toggleAttribute("data-above", at[1] > 0.6);  // out of the brush's way
 }
 
@@ -144,6 +152,7 @@ canvas.addEventListener("keydown", (event) => {
   if (press && !event.repeat) {
     if (held) up();
     else down(key);
+    if (POINTS.includes(tool)) up();
   }
   redraw();
   ringed(true);

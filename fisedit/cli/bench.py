@@ -225,33 +225,61 @@ def bench_tiers(
     _report(report, output, json, "summary", "memory")
 
 
-@bench.command("masks")
-def bench_masks(
-    model: opt.Model = "demo",
-    edits: opt.QualityEdits = 120,
-    num_inference_steps: opt.Steps = 25,
-    guidance_scale: opt.Guidance = 4.0,
-    seed: opt.EditsSeed = "development",
-    device: opt.Device = None,
-    dtype: opt.Dtype = None,
-    local_files_only: opt.LocalFilesOnly = False,
-    output: opt.BenchOutput = None,
-    json: opt.Json = False,
-) -> None:
-    """Measure the masks that every method predicts from the prompts, beside the truth."""
-    settings = EvaluationSettings(
-        model=model,
-        edits=edits,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        seed=opt.parse_seed(seed),
-        device=device,
-        dtype=dtype,
-        local_files_only=local_files_only,
-    )
-    with _measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.quality.mask_quality").measure_mask_quality(settings, on_step)
-    _report(report, output, json, "summary", "classes", "calibration")
+def _add_scene_benchmark(name: str, module: str, measure: str, count: int, tables: tuple[str, ...], text: str) -> None:
+    """Add a command that measures on drawn scenes and has no other settings than `EvaluationSettings`."""
+
+    @bench.command(name, help=text)
+    def bench_scenes(
+        model: opt.Model = "demo",
+        edits: opt.QualityEdits = count,
+        num_inference_steps: opt.Steps = 25,
+        guidance_scale: opt.Guidance = 4.0,
+        seed: opt.EditsSeed = "development",
+        device: opt.Device = None,
+        dtype: opt.Dtype = None,
+        local_files_only: opt.LocalFilesOnly = False,
+        output: opt.BenchOutput = None,
+        json: opt.Json = False,
+    ) -> None:
+        settings = EvaluationSettings(
+            model=model,
+            edits=edits,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            seed=opt.parse_seed(seed),
+            device=device,
+            dtype=dtype,
+            local_files_only=local_files_only,
+        )
+        with _measurement(output) as on_step:
+            report = getattr(import_module(module), measure)(settings, on_step)
+        _report(report, output, json, *tables)
+
+
+_add_scene_benchmark(
+    "masks",
+    "fisedit.evaluation.quality.mask_quality",
+    "measure_mask_quality",
+    120,
+    ("summary", "classes", "calibration"),
+    "Measure the masks that every method predicts from the prompts, beside the truth.",
+)
+_add_scene_benchmark(
+    "picks",
+    "fisedit.evaluation.picks",
+    "measure_picks",
+    100,
+    ("summary",),
+    "Measure how well one to three points pick things of drawn scenes.",
+)
+_add_scene_benchmark(
+    "erase",
+    "fisedit.evaluation.erasing",
+    "measure_erasing",
+    100,
+    ("summary",),
+    "Erase things of drawn scenes, beside inpainting: whether they are gone, and how near it comes to what is behind.",
+)
 
 
 def _measure_with_adapter(settings: ReferenceQualitySettings, output: Path | None) -> dict[str, Any]:

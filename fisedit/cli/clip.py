@@ -37,6 +37,8 @@ def drive(
     mask: opt.Mask = None,
     soft: opt.Soft = False,
     box: opt.Boxes = None,
+    point: opt.Points = None,
+    point_outside: opt.PointsOutside = None,
     region: opt.RegionFile = None,
     protect: opt.Protect = None,
     grow: opt.Grow = 0,
@@ -84,8 +86,8 @@ def _check(context: typer.Context) -> None:
     check_marks(context)
     if not given["adapter"]:
         raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
-    if not any(given[name] for name in ("mask", "box", "region", "word")):
-        raise InputError("give a --mask, --box, --word or --region, got none; it says what moves")
+    if not any(given[name] for name in ("mask", "box", "point", "region", "word")):
+        raise InputError("give a --mask, --box, --point, --word or --region, got none; it says what moves")
     inputs = [given[name] for name in ("source", "poses", "mask", "region", "reference", "protect") if given[name]]
     if given["output"].resolve() in {path.resolve() for path in inputs}:
         raise InputError(f"output must not be an input, got {given['output']} for both; choose another name")

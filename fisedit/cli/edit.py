@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -124,6 +125,8 @@ def edit(
     mask: opt.Mask = None,
     soft: opt.Soft = False,
     box: opt.Boxes = None,
+    point: opt.Points = None,
+    point_outside: opt.PointsOutside = None,
     region: opt.RegionFile = None,
     regions: opt.RegionsFile = None,
     context_ratio: opt.Context = 0.5,
@@ -228,7 +231,8 @@ def show(picture: opt.Shown, json: opt.Json = False) -> None:
 
     metadata = image_metadata.read_metadata(opened.image)
     origin = provenance.parse_origin(metadata)
-    console.show_metadata(metadata if metadata.parameters else provenance.to_metadata(origin), origin, json=json)
+    told = metadata if metadata.parameters else replace(provenance.to_metadata(origin), origin=metadata.origin)
+    console.show_metadata(told, origin, json=json)
 
 
 def _show_result(
@@ -276,7 +280,7 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
-_MARKS = ("mask", "box", "word", "region")
+_MARKS = ("mask", "box", "point", "word", "region")
 """Options that say where."""
 
 _NO_USE = {
@@ -294,13 +298,15 @@ def _check_prompt(context: typer.Context) -> None:
     """Check that there are words, or another way to edit and nothing that it has no use for."""
     explicit = options_given(context)
     if not {"prompt", *_NO_USE} & explicit:
-        raise InputError("give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks")
+        raise InputError(
+            "give a --prompt, or --erase what a --mask, --box, --point, --word or --region marks; got none"
+        )
     for option, without in _NO_USE.items():
         if option in explicit and (inapplicable := [name for name in without if name in explicit]):
             name = inapplicable[0].removesuffix("_ratio").replace("_", "-")
             raise InputError(f"--{option} has no use for --{name}; leave it out")
     if "erase" in explicit and not set(_MARKS) & explicit:
-        raise InputError("--erase needs a --mask, --box, --word or --region, got none; give one")
+        raise InputError("--erase needs a --mask, --box, --point, --word or --region, got none; give one")
     if is_canny(context.params["control"]) and "picture" not in explicit:
         raise InputError("--control canny is of a --picture, got none; give a control picture's file")
     check_marks(context)

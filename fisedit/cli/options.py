@@ -94,6 +94,14 @@ Boxes = Annotated[
     list[str] | None,
     Option("--box", metavar="L,T,R,B", help="Pixels where the edit may change the picture; may be repeated."),
 ]
+Points = Annotated[
+    list[str] | None,
+    Option("--point", metavar="X,Y", help="Pixel of a thing that the edit may paint, all of it; may be repeated."),
+]
+PointsOutside = Annotated[
+    list[str] | None,
+    Option("--point-outside", metavar="X,Y", help="Pixel of what a --point took too much; may be repeated."),
+]
 Context = Annotated[
     float,
     Option(

@@ -27,26 +27,31 @@ def edit_areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
     areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
     areas |= {"regions": several} if several else {"region": chosen_region(context, marked)}
     place = Region.union(each for each, _ in several) if several else marked
-    return (None if given["word"] or (place is not None and place.reads_words) else place), areas
+    return (None if given["word"] or (place is not None and place.reads_attention) else place), areas
 
 
 def check_marks(context: typer.Context) -> None:
     """Check that options of marks have the marks that they are of. Raises InputError."""
     explicit = options_given(context)
-    if "instance" in explicit and {"mask", "box", "region"} & explicit and "word" not in explicit:
-        raise InputError("--instance is of what words find, got a mask, box or region; leave it out")
+    if "instance" in explicit and {"mask", "box", "point", "region"} & explicit and "word" not in explicit:
+        raise InputError("--instance is of what words find, got a mask, box, point or region; leave it out")
     if context.params["soft"] and "mask" not in explicit:
         raise InputError("--soft is of a --mask, got none; give one")
+    if "point_outside" in explicit and "point" not in explicit:
+        raise InputError("--point-outside is of a --point, got none; give one")
 
 
 def marked_region(context: typer.Context) -> Region | None:
-    """What --mask, --box and --region mark; None without any."""
+    """What --mask, --box, --point and --region mark; None without any."""
     from fisedit import Region
     from fisedit.integrations.region_json import parse_region
     from fisedit.storage.images import read_mask
 
     given = context.params
     regions = [Region.box(*parse_sides("box", text, float)) for text in given["box"] or ()]
+    if given["point"]:
+        inside, outside = ([_point(text) for text in given[name] or ()] for name in ("point", "point_outside"))
+        regions.append(Region.points(*inside, outside=outside))
     if given["region"] is not None:
         regions.append(parse_region(*_read_json("region", given["region"])))
     if (mask := read_mask(given["mask"])) is not None:
@@ -80,6 +85,14 @@ def parse_sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N,
     except ValueError as error:
         raise InputError(f"--{option} must be L,T,R,B in pixels, got {text!r:.60}") from error
     return left, top, right, bottom
+
+
+def _point(text: str) -> tuple[float, float]:
+    try:
+        x, y = map(float, text.split(","))
+    except ValueError as error:
+        raise InputError(f"--point must be X,Y in pixels, got {text!r:.60}") from error
+    return x, y
 
 
 def chosen_region(context: typer.Context, marked: Region | None) -> Region:

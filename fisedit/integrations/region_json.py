@@ -1,7 +1,7 @@
 """Regions as JSON, as programs send them and as files for the command line hold them.
 
-A region is an object with one of `words`, `mask`, `box`, `border`, `everywhere`, `any`, `all` and `minus`, and perhaps
-`grow` and `feather`. Knows regions; reads no file itself.
+A region is an object with one of `words`, `mask`, `box`, `points`, `border`, `everywhere`, `any`, `all` and `minus`,
+and perhaps `grow` and `feather`. Knows regions; reads no file itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "words": ("instance",),
     "mask": ("soft",),
     "box": (),
+    "points": ("outside",),
     "border": (),
     "everywhere": (),
     "any": (),
@@ -41,9 +42,10 @@ def parse_region(value: object, load_mask: LoadMask) -> Region:
 
     Args:
         value: of decoded JSON: {"words": ["cat"], "instance": 0} with [] for the changed words, {"mask": text, "soft":
-            true}, {"box": [left, top, right, bottom]}, {"border": [left, top, right, bottom]}, {"everywhere": true}, or
-            a list of regions of which it is the union, {"any": [...]}, what they share, {"all": [...]}, or the first
-            without the others, {"minus": [...]}; each perhaps with "grow" and "feather" in latent cells.
+            true}, {"box": [left, top, right, bottom]}, {"points": [[x, y]], "outside": [[x, y]]}, {"border": [left,
+            top, right, bottom]}, {"everywhere": true}, or a list of regions of which it is the union, {"any": [...]},
+            what they share, {"all": [...]}, or the first without the others, {"minus": [...]}; each perhaps with "grow"
+            and "feather" in latent cells.
         load_mask: from the text of a mask, such as a path.
 
     Raises:
@@ -115,6 +117,15 @@ class _Parser:
 
     def _box(self, value: Mapping[str, Any]) -> Region:
         return Region.box(*_sides("box", value["box"]))
+
+    def _points(self, value: Mapping[str, Any]) -> Region:
+        inside, outside = (
+            [tuple(at) if isinstance(at, list) else at for at in points] if isinstance(points, list) else points
+            for points in (value["points"], value.get("outside", []))
+        )
+        if not isinstance(inside, list):
+            raise InputError(f"points of a region must be [[x, y], ...] in pixels, got {inside!r:.60}")
+        return Region.points(*inside, outside=outside)
 
     def _border(self, value: Mapping[str, Any]) -> Region:
         return Region.border(*_sides("border", value["border"]))

@@ -1,4 +1,4 @@
-"""What a region asks of an edit: where words attend in its source, and what it costs to know.
+"""What a region asks of an edit: where words attend in its source, what lies under points, and what it costs to know.
 
 Joins regions to recorded trajectories; runs no edit.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.masking import masks
-from fisedit.masking.localize import num_probes, predict_mask, restrict_to_words
+from fisedit.masking.localize import num_probes, predict_mask, restrict_to_words, source_segments
 from fisedit.masking.mask_options import OBJECT_MASKS
 from fisedit.values import EditKind, EditMask, MaskSource
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.masking.mask_options import MaskOptions
+    from fisedit.masking.region import Points
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
-    from fisedit.values import EditScript, GenerationConfig
+    from fisedit.values import BoolGrid, EditScript, GenerationConfig
 
 
 class EditScope:
@@ -64,6 +65,20 @@ class EditScope:
         if options not in self._by_words:
             self._by_words[options] = self._find(options)
         return self._by_words[options]
+
+    def by_points(self, inside: Points, outside: Points) -> BoolGrid:
+        """The cells of the things under some points, without those under others: booleans [h, w].
+
+        Args:
+            inside: (x, y) in pixels of the canvas, one or more.
+            outside: likewise.
+
+        Raises:
+            NumericsError: NaN in recorded attention.
+        """
+        tree = source_segments(self._engine, self._source, self._config)
+        picked = tree.pick(*([(int(y), int(x)) for x, y in points] for points in (inside, outside)))
+        return masks.grid_of_mask(picked, *picked.shape)
 
     def _find(self, options: MaskOptions) -> tuple[EditMask, str]:
         script = restrict_to_words(self._script, options.words, self._engine) if options.words else self._script

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, NumericsError
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
 from fisedit.masking.mask_options import LATENTS, OBJECT_MASKS, MaskOptions
+from fisedit.masking.segments import segment_tree
 from fisedit.masking.text_diff import words as split
 from fisedit.masking.whole_picture import object_words
 from fisedit.masking.word_classes import TaggedPrompt
@@ -24,17 +26,21 @@ from fisedit.models.injection import exclusive
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps
 from fisedit.sparse.modules import project_text
+from fisedit.sparse.vae_decode import decode
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fisedit.masking.segments import SegmentTree
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.values import GenerationConfig
 
     Heatmap = NDArray[np.float32]
+
+_SEGMENTS: WeakKeyDictionary[Trajectory, SegmentTree] = WeakKeyDictionary()
 
 
 def num_probes(script: EditScript, options: MaskOptions) -> int:
@@ -169,6 +175,29 @@ def predict_mask(
             )
             mask = heatmaps.predict(script, old, new, *affinity(unet, sites, steps, grids), method=options.method)
     return mask if options.instance is None else replace(mask, grid=masks.select_instance(mask.grid, options.instance))
+
+
+@torch.inference_mode()
+def source_segments(engine: Engine, source: Trajectory, config: GenerationConfig) -> SegmentTree:
+    """The segments of a source's picture, joined by its recorded self-attention; found once a source.
+
+    Args:
+        engine: that recorded the source.
+        source: its trajectory.
+        config: of the source, with any prompt.
+
+    Raises:
+        NumericsError: NaN in the recorded attention.
+    """
+    if source not in _SEGMENTS:
+        steps, grids = _recorded_steps(engine, source, config), engine.grids(config)
+        with engine.tiers.hold(steps):
+            attention, grid = affinity(engine.pipe.unet, engine.executor.sites, steps, grids)
+        if not np.isfinite(attention).all():
+            raise NumericsError("recorded attention must be finite, got NaN or infinity; check the model's weights")
+        image, _ = decode(engine.pipe.vae, source.latents[-1])
+        _SEGMENTS[source] = segment_tree(np.asarray(image.convert("RGB")), attention, grid)
+    return _SEGMENTS[source]
 
 
 def _object_mask(

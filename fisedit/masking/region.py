@@ -1,7 +1,7 @@
-"""Where an edit may paint: a `Region`, built from words, masks, boxes and other regions by union and the like.
+"""Where an edit may paint: a `Region`, built from words, masks, boxes, points and other regions by union and the like.
 
 `bind` checks a region against a picture before anything runs; `resolve` then gives its mask. Knows grids of latent
-cells; where words attend, a `RegionScope` says.
+cells; where words attend and what lies under points, a `RegionScope` says.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid, Box
 
     Levels = NDArray[np.uint8]
+    Points = tuple[tuple[float, float], ...]
 
 _WHOLE = 255
+
+MAX_POINTS = 64
+"""Points of a region inside, and as many outside."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class RegionScope(Protocol):
 
     def by_words(self, options: MaskOptions) -> tuple[EditMask, str]:
         """The mask of words, and why it is the whole picture, or ""."""
+
+    def by_points(self, inside: Points, outside: Points) -> BoolGrid:
+        """The cells of the things under some points of the canvas, without those under others: booleans [h, w]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +139,19 @@ class Region(ABC):
             InputError: no numbers, or nothing between them.
         """
         return _Box((left, top, right, bottom))
+
+    @staticmethod
+    def points(*inside: tuple[float, float], outside: Iterable[tuple[float, float]] = ()) -> Region:
+        """The things under some points, by the source's self-attention and its colours (see `masking.segments`).
+
+        Args:
+            inside: (x, y) in pixels of the picture, one or more, of what the edit may paint.
+            outside: (x, y) of what it may not.
+
+        Raises:
+            InputError: no point, more than 64, or no numbers.
+        """
+        return _Points(_checked_points(inside), _checked_points(outside))
 
     @staticmethod
     def border(left: int = 0, top: int = 0, right: int = 0, bottom: int = 0) -> Region:
@@ -230,8 +250,13 @@ class Region(ABC):
 
     @property
     def reads_words(self) -> bool:
-        """Whether words have a part in it, so that it has no place before its picture is opened."""
+        """Whether words have a part in it."""
         return False
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether words or points have a part in it, so that it has no place before its picture is opened."""
+        return self.reads_words
 
     def protected(self, scope: RegionScope) -> BoolGrid:
         """Cells [h, w] of a bound region that were taken out of it, whatever it may grow to."""
@@ -327,6 +352,52 @@ class _Box(Region):
 
 
 @dataclass(frozen=True)
+class _Points(Region):
+    """Args: as of `Region.points`; on the canvas once it is bound."""
+
+    inside: Points
+    outside: Points
+
+    def __post_init__(self) -> None:
+        if not self.inside:
+            raise InputError("a region of points must have one (x, y) inside, got none")
+
+    def bind(self, canvas: RegionCanvas) -> Region:
+        """Points beside an opened part of the picture mark nothing there."""
+        left, top, right, bottom = canvas.crop or (0, 0, *canvas.size)
+        width, height = canvas.size
+        inside, outside = (
+            tuple((x - left, y - top) for x, y in points if left <= x < right and top <= y < bottom)
+            for points in (self.inside, self.outside)
+        )
+        if strange := next((at for at in self.inside if not (0 <= at[0] < width and 0 <= at[1] < height)), None):
+            raise MaskError(f"a point must lie on the picture's {width}x{height} pixels, got {strange}")
+        if not inside:
+            if canvas.strict:
+                raise MaskError(f"a point must lie on the opened part {canvas.crop} of the picture, got {self.inside}")
+            return _Cells(np.zeros(canvas.cells, np.uint8))
+        scale = canvas.width / (right - left), canvas.height / (bottom - top)
+        return _PickedCells(*(tuple((x * scale[0], y * scale[1]) for x, y in each) for each in (inside, outside)))
+
+    def resolve(self, scope: RegionScope) -> RegionMask:
+        raise AssertionError("points are bound before they are resolved")
+
+    @property
+    def reads_attention(self) -> bool:
+        return True
+
+
+class _PickedCells(_Points):
+    """Bound: points in pixels of the canvas."""
+
+    def bind(self, canvas: RegionCanvas) -> Region:
+        raise AssertionError("points are bound once")
+
+    def resolve(self, scope: RegionScope) -> RegionMask:
+        return RegionMask(EditMask(scope.by_points(self.inside, self.outside), MaskSource.GIVEN))
+
+
+@dataclass(frozen=True)
 class _Border(Region):
     widths: Box
 
@@ -381,6 +452,10 @@ class _Grown(Region):
         return self.region.reads_words
 
     @property
+    def reads_attention(self) -> bool:
+        return self.region.reads_attention
+
+    @property
     def is_default(self) -> bool:
         return self.region.is_default
 
@@ -426,6 +501,10 @@ class _Combined(Region):
     @property
     def reads_words(self) -> bool:
         return self.left.reads_words or self.right.reads_words
+
+    @property
+    def reads_attention(self) -> bool:
+        return self.left.reads_attention or self.right.reads_attention
 
 
 class _Union(_Combined):
@@ -503,6 +582,22 @@ class _Difference(_Combined):
         return self.left.protected(scope) | own
 
 
+def _checked_points(points: Iterable[tuple[float, float]]) -> Points:
+    """Pairs of numbers, at most 64. Raises InputError for something else."""
+    found = tuple(points) if isinstance(points, Iterable) else points
+    is_pairs = isinstance(found, tuple) and all(
+        isinstance(at, Sequence)
+        and len(at) == 2
+        and all(type(side) is not bool and isinstance(side, (int, float, np.number)) for side in at)
+        for at in found
+    )
+    if not is_pairs or not np.isfinite(found).all():
+        raise InputError(f"points must be pairs (x, y) of pixels, got {points!r:.80}")
+    if len(found) > MAX_POINTS:
+        raise InputError(f"a region must have at most {MAX_POINTS} points, got {len(found)}; draw a mask")
+    return tuple((float(x), float(y)) for x, y in found)
+
+
 def _axes(box: Sequence[float], part: Box) -> list[tuple[float, float, int, int]]:
     """A box's two ends and a part's, across and down."""
     return [(box[i], box[i + 2], part[i], part[i + 2]) for i in (0, 1)]
@@ -549,6 +644,9 @@ class _UnopenedPicture:
 
     def by_words(self, options: MaskOptions) -> tuple[EditMask, str]:
         raise InputError("words attend to a picture once it is opened; open it by a mask or a box, or as a whole")
+
+    def by_points(self, inside: Points, outside: Points) -> BoolGrid:
+        raise InputError("points pick things of a picture once it is opened; open it by a mask or a box, or as a whole")
 
 
 def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:

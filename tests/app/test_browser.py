@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import expect
+from scipy.ndimage import distance_transform_edt
 
 from fisedit.storage import image_metadata, provenance
 from tests.support.app.page import CASTLE, CAT, DOG, make, nodes, open_region, pixels, run, stroke
@@ -258,6 +259,51 @@ def test_a_box_by_keys_with_a_soft_edge(browser):
     expect(nodes(page)).to_have_count(2)
 
 
+def test_a_thing_is_picked_and_erased(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source = pixels(page, ".picture")
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("confidence")
+    row, column = middle_of(pixels(page, ".region", "RGBA")[..., 3] > 0)
+    page.locator("#prompt textarea").fill(CAT)
+    page.get_by_role("radio", name="Pick", exact=True).click()
+    stroke(page, (column, row))
+    assert painted(page, column, row) == [0, 176, 80, 255]
+    expect(page.locator("#facts")).to_contain_text("where you painted")
+    picked = pixels(page, ".region", "RGBA")[..., 3] > 0
+    assert picked[int(row * len(picked)), int(column * len(picked))] and 0.01 < picked.mean() < 0.5
+    page.get_by_role("radio", name="Unpick").click()
+    stroke(page, (0.03, 0.97))
+    assert painted(page, 0.03, 0.97) == [255, 170, 0, 255]
+    expect(page.locator("#erase")).to_be_enabled()
+    page.locator("#erase").click()
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    changed = (pixels(page, ".picture") != source).any(-1)
+    assert mask[int(row * len(mask)), int(column * len(mask))] and changed[mask].any() and not changed[~mask].any()
+
+
+def test_a_thing_is_picked_by_keys_and_by_touch(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    page.get_by_role("radio", name="Pick", exact=True).click()
+    page.locator("#stage canvas").focus()
+    press(page, "ArrowLeft")
+    press(page, "Enter")
+    assert painted(page, 0.5 - 1 / 64, 0.5) == [0, 176, 80, 255]
+    expect(page.locator("#facts")).to_contain_text(re.compile("where you painted|whole picture"))
+    page = browser(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    page.get_by_role("radio", name="Pick", exact=True).tap()
+    swipe(page, (0.4, 0.4))
+    assert painted(page, 0.4, 0.4) == [0, 176, 80, 255]
+    expect(page.locator("#facts")).to_contain_text(re.compile("where you painted|whole picture"))
+
+
 def test_the_picture_is_extended(browser):
     page = browser().open()
     make(page)
@@ -286,6 +332,13 @@ def test_painting_and_erasing_by_touch(browser):
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
     changed = (pixels(page, ".picture") != source).any(-1)
     assert changed[mask].any() and not changed[~mask].any()
+
+
+def middle_of(inside: np.ndarray) -> tuple[float, float]:
+    """Row and column of the pixel that is deepest inside a mask, as shares of the sides."""
+    depth = distance_transform_edt(inside)
+    row, column = np.unravel_index(int(depth.argmax()), depth.shape)
+    return (row + 0.5) / len(inside), (column + 0.5) / inside.shape[1]
 
 
 def source_of(page: Page) -> str:

@@ -15,19 +15,22 @@ from fisedit.values import EditMask, MaskSource
 from tests.support.app.requests import as_url
 
 
-def test_strokes_become_two_areas():
+def test_strokes_become_areas_and_points():
     painted = Image.new("RGBA", (64, 32))
     painted.paste((255, 64, 96, 255), (0, 0, 8, 8))
     painted.paste((48, 112, 255, 255), (32, 16, 64, 32))
-    sent = as_url(painted)
-    add, protect = views.decode_strokes(sent, (128, 64))
-    assert np.asarray(add)[:16, :16].all() and np.asarray(add).sum() == 255 * 16 * 16
-    assert np.asarray(protect)[32:, 64:].all() and np.asarray(protect).sum() == 255 * 32 * 64
-    assert (
-        views.decode_strokes("", (8, 8))
-        == views.decode_strokes(as_url(Image.new("RGBA", (8, 8))), (8, 8))
-        == (None, None)
-    )
+    painted.paste((0, 176, 80, 255), (10, 10, 13, 13))
+    painted.paste((0, 176, 80, 255), (20, 4, 23, 7))
+    painted.paste((255, 170, 0, 255), (40, 3, 43, 6))
+    marked = views.decode_strokes(as_url(painted), (128, 64))
+    assert np.asarray(marked.add)[:16, :16].all() and np.asarray(marked.add).sum() == 255 * 16 * 16
+    assert np.asarray(marked.protect)[32:, 64:].all() and np.asarray(marked.protect).sum() == 255 * 32 * 64
+    assert set(marked.inside) == {(23, 23), (43, 11)} and marked.outside == ((83, 9),)
+
+
+def test_no_strokes_mark_nothing():
+    for sent in ("", as_url(Image.new("RGBA", (8, 8)))):
+        assert vars(views.decode_strokes(sent, (8, 8))) == vars(views.Strokes())
 
 
 @pytest.mark.parametrize(

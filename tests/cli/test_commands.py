@@ -67,9 +67,12 @@ class TestUsage:
         [
             (
                 ["--source-prompt", "a cat"],
-                "give a --prompt, got none; or --erase what a --mask, --box, --word or --region marks",
+                "give a --prompt, or --erase what a --mask, --box, --point, --word or --region marks; got none",
             ),
-            (["--source-prompt", "a cat", "--erase"], "--erase needs a --mask, --box, --word or --region, got none"),
+            (
+                ["--source-prompt", "a cat", "--erase"],
+                "--erase needs a --mask, --box, --point, --word or --region, got none",
+            ),
             (
                 ["--source-prompt", "a cat", "--erase", "--box", "0,0,9,9", "--strength", "1"],
                 "--erase has no use for --strength; leave it out",
@@ -77,6 +80,8 @@ class TestUsage:
             (["--source-prompt", "a cat", "--prompt", "a dog", "--soft"], "--soft is of a --mask, got none; give one"),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "0,0,9"], "--box must be L,T,R,B in pixels"),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "9,0,0,9"], "a box must have left < right"),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--point", "9"], "--point must be X,Y in pixels"),
+            (["--source-prompt", "a cat", "--prompt", "a dog", "--point-outside", "9,9"], "--point-outside is of a"),
         ],
     )
     def test_regions_that_are_none(self, fisedit, arguments, message):

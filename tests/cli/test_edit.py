@@ -159,6 +159,10 @@ class TestEdit:
         (tmp_path / "words.json").write_text('{"words": ["beach"]}')
         run = fisedit("edit", *begin, "--region", "words.json", "--prompt", AFTER)
         assert json.loads(run.out)["stats"]["mask_source"] == "attention"
+        run = fisedit("edit", *begin, "--point", "20,20", "--point-outside", "90,60", "--prompt", AFTER)
+        assert json.loads(run.out)["stats"]["mask_source"] in ("given", "everywhere")
+        run = fisedit("edit", *begin, "--point", "96,20", "--prompt", AFTER)
+        run.refused("mask", "a point must lie on the picture's 96x64 pixels")
 
     def test_extending(self, fisedit, model, tmp_path):
         scene(96, 64).save(tmp_path / "mine.png")

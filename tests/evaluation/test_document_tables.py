@@ -77,6 +77,8 @@ MEASURES = {
         *(f"fisedit/evaluation/{name}.py" for name in ("adapter_speed", "speed", "timing", "workload")),
     ),
     "bench masks": (*_QUALITY, *_ENGINE, "weights/demo"),
+    "bench picks": (*_QUALITY, *_ENGINE, "fisedit/evaluation/picks.py", "weights/demo"),
+    "bench erase": (*_QUALITY, *_ENGINE, "fisedit/evaluation/erasing.py", "weights/demo"),
     "bench quality": (*_QUALITY, *_ENGINE, "fisedit/evaluation/classifier.py", "fisedit/adapters", "weights"),
 }
 """Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""

@@ -15,7 +15,7 @@ from scipy.ndimage import grey_dilation, grey_erosion
 from fisedit import Editor, Region
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
-from fisedit.masking.region import RegionCanvas
+from fisedit.masking.region import RegionCanvas, cells_on_picture
 from fisedit.values import EditMask, MaskSource
 from tests.support.edits import CAT, DOG, pixels_outside, same
 from tests.support.grids import grids, square
@@ -38,6 +38,14 @@ class Scope:
         self.asked.append(options.words)
         grid = np.ones(self.cells, bool) if self._reason else WORDS
         return EditMask(grid, MaskSource.ATTENTION, 0.05 if self._reason else 0.9), self._reason
+
+    def by_points(self, inside, outside):
+        """The cells of the points inside, and the last column if there are others."""
+        grid = np.zeros(self.cells, bool)
+        for x, y in inside:
+            grid[int(y) // 8, int(x) // 8] = True
+        grid[:, -1] |= bool(outside)
+        return grid
 
 
 def levels(region: Region, scope: Scope | None = None) -> np.ndarray:
@@ -222,3 +230,47 @@ def test_words_in_a_box_and_around_a_thing(editor):
     editor.undo()
     with pytest.raises(InputError, match=r"words must be words of the old or the new prompt, got .zeppelin."):
         editor.edit(DOG, region=Region.words("zeppelin") | Region.box(0, 0, 8, 8))
+
+
+def test_points_are_placed_on_the_canvas():
+    whole = RegionCanvas(64, 96, (192, 128))
+    found = Region.points((10, 20), (180, 120), outside=[(0, 0)]).bind(whole).resolve(Scope()).mask
+    assert found.source is MaskSource.GIVEN and found.grid[1, 0] and found.grid[7, 11] and found.grid[:, -1].all()
+    part = RegionCanvas(64, 96, (192, 128), crop=(96, 64, 192, 128))
+    picked = Region.points((100, 70), outside=[(0, 0)]).bind(part).resolve(Scope()).mask.grid
+    assert picked[0, 0] and picked.sum() == 1  # the point outside lies beside the part
+    beside = Region.points((3, 3))
+    assert not (beside | Region.box(100, 70, 108, 78)).bind(part).resolve(Scope()).mask.grid[:, -1].any()
+    with pytest.raises(MaskError, match="must lie on the opened part"):
+        beside.bind(part)
+
+
+def test_points_have_no_place_before_their_picture_is_opened():
+    region = Region.points((3, 3)).grow(1) | Region.box(0, 0, 8, 8)
+    assert region.reads_attention and not region.reads_words and not region.is_default
+    with pytest.raises(InputError, match="once it is opened"):
+        cells_on_picture(region, (64, 64))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Region.points, "must have one"),
+        (lambda: Region.points((1, 2, 3)), "must be pairs"),
+        (lambda: Region.points(5), "must be pairs"),
+        (lambda: Region.points("ab"), "must be pairs"),
+        (lambda: Region.points((1, float("nan"))), "must be pairs"),
+        (lambda: Region.points((1, 2), outside=7), "must be pairs"),
+        (lambda: Region.points((1, 2), outside=[(True, 1)]), "must be pairs"),
+        (lambda: Region.points(*[(1, 2)] * 65), "at most 64 points"),
+    ],
+)
+def test_points_that_are_none(make, says):
+    with pytest.raises(InputError, match=says):
+        make()
+
+
+@pytest.mark.parametrize("at", [(96, 0), (0, 64), (-1, 3)])
+def test_points_beside_the_picture(at):
+    with pytest.raises(MaskError, match="must lie on the picture's 96x64 pixels"):
+        Region.points((1, 1), at).bind(CANVAS)
