@@ -68,6 +68,7 @@ clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
 
 $(STAMP): pyproject.toml
+	@echo "Setting up .venv: 1.5 GB, some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
 	touch $@

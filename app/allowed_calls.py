@@ -47,6 +47,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 """Components that events read -> what the page sends for them."""
 
 
+NEEDED = object()
+"""In place of an argument's usual value: it must be given."""
+
+_SESSION = "session_hash"
+
+
 @dataclass(frozen=True)
 class CallableEvent:
     """An event that may be called.
@@ -56,14 +62,14 @@ class CallableEvent:
         queued: whether it is called by way of the queue.
         kinds: what each argument may be, in order.
         triggers: ids of the components that the event may come from.
-        required: of a named event, names of arguments -> whether they must be given.
+        usual: of a named event, names of arguments in order -> what they are if they are not given, or `NEEDED`.
     """
 
     name: str
     queued: bool
     kinds: tuple[tuple[type, ...], ...]
     triggers: frozenset[int]
-    required: Mapping[str, bool]
+    usual: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,20 @@ class CallTable:
             "call": lambda: _check_count(self._find(name), body),
         }
         checks.get(route or by_name, lambda: self._check_numbered(body, queued=route == "queue/join"))()
+
+    def by_position(self, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The same call with its arguments in order: gradio's calls by name have no session.
+
+        Args:
+            path: of a request that was checked.
+            body: its JSON.
+        """
+        match = _ROUTE.fullmatch(path)
+        if match is None or match[2] != "call/v2":
+            return path, body
+        session = {name: body[name] for name in (_SESSION,) if name in body}
+        arguments = [body.get(name, usual) for name, usual in self._find(match[3]).usual.items()]
+        return f"/gradio_api/call/{match[3]}", {"data": arguments} | session
 
     def _find(self, name: str) -> CallableEvent:
         """The event that programs call by a name."""
@@ -148,7 +168,10 @@ def _event(fn: Any, described: Mapping[str, Any]) -> CallableEvent:
         queued=fn.queue is not False,
         kinds=tuple((object,) if public else _kinds(block) for block in fn.inputs),
         triggers=frozenset(source for source, _ in fn.targets if source is not None),
-        required={one["parameter_name"]: not one["parameter_has_default"] for one in parameters},
+        usual={
+            one["parameter_name"]: one["parameter_default"] if one["parameter_has_default"] else NEEDED
+            for one in parameters
+        },
     )
 
 
@@ -182,10 +205,12 @@ def _check_count(event: CallableEvent, body: dict[str, Any]) -> None:
 
 
 def _check_names(event: CallableEvent, body: dict[str, Any]) -> None:
-    """Arguments by name, as /gradio_api/openapi.json describes them."""
-    if not body.keys() <= event.required.keys():
-        raise RequestRefused(400, f"arguments must be of {', '.join(event.required)}")
-    missing = [name for name, needed in event.required.items() if needed and name not in body]
+    """Arguments by name, as /gradio_api/openapi.json describes them, and a session's."""
+    _check_fields({name: value for name, value in body.items() if name == _SESSION})
+    if unknown := sorted(body.keys() - event.usual.keys() - {_SESSION}):
+        known = ", ".join((*event.usual, _SESSION))
+        raise RequestRefused(400, f"there is no argument {unknown[0][:40]!r}; arguments are {known}")
+    missing = [name for name, usual in event.usual.items() if usual is NEEDED and name not in body]
     if missing:
         raise RequestRefused(400, f"arguments are missing: {', '.join(missing)}")
 

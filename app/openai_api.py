@@ -21,9 +21,12 @@ from fisedit.storage import images
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPictures
 
-PREFIX = "/v1/images"
+PREFIX = "/v1"
 MAX_PICTURES = 8
 """Pictures of one request."""
+
+MAX_ENLARGEMENT = 4
+"""Of the model's own size: a larger picture takes minutes, and shows things many times."""
 
 _SIZE = re.compile(r"(\d{2,4})x(\d{2,4})")
 
@@ -35,8 +38,9 @@ def router(pictures: "ProgramPictures") -> APIRouter:
         pictures: makes what is asked for.
     """
     routes, api = APIRouter(prefix=PREFIX), OpenaiApi(pictures)
-    routes.post("/generations")(api.generations)
-    routes.post("/edits")(api.edits)
+    routes.get("/models")(api.models)
+    routes.post("/images/generations")(api.generations)
+    routes.post("/images/edits")(api.edits)
     return routes
 
 
@@ -50,9 +54,18 @@ class OpenaiApi:
     def __init__(self, pictures: "ProgramPictures") -> None:
         self._pictures = pictures
 
+    def models(self) -> dict[str, Any]:
+        """The models that are offered."""
+        offered = [
+            {"id": one.label, "object": "model", "created": 0, "owned_by": "fisedit"}
+            for one in self._pictures.state.pool.models
+        ]
+        return {"object": "list", "data": offered}
+
     def generations(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008 (FastAPI's way)
         """Pictures of a prompt."""
         prompt, count = asked.get("prompt", ""), asked.get("n") or 1
+        _check_format(asked.get("response_format"))
         all_settings = self._all_settings(str(asked.get("model") or ""), asked.get("size"), count)
         return _answer([self._pictures.generate(prompt, settings) for settings in all_settings])
 
@@ -64,9 +77,11 @@ class OpenaiApi:
         mask: UploadFile | None = File(default=None),  # noqa: B008
         n: int = Form(default=1),
         model: str = Form(default=""),
+        response_format: str | None = Form(default=None),
         source_prompt: str = Form(default=""),
     ) -> dict[str, Any]:
         """A picture changed to fit a prompt."""
+        _check_format(response_format)
         given = [*image, *images_]
         if len(given) != 1:
             raise InputError(f"image must be one picture, got {len(given)}")
@@ -89,13 +104,23 @@ class OpenaiApi:
         found = _SIZE.fullmatch(str(size)) if size not in (None, "auto") else None
         if size not in (None, "auto") and found is None:
             raise InputError(f"size must be such as 512x512, or auto, got {size!r:.40}")
+        offered = {one.label: one for one in self._pictures.state.pool.models}
         width, height = (int(found[1]), int(found[2])) if found else (None, None)
-        offered = {one.label for one in self._pictures.state.pool.models}
+        native = offered.get(model, self._pictures.state.pool.first).native_size
+        if max(width or 0, height or 0) > MAX_ENLARGEMENT * native:
+            most = f"at most {MAX_ENLARGEMENT} times the {native} pixels of the model"
+            raise InputError(f"size must be {most}, got {size}; send {native}x{native} or auto")
         first = randbelow(SEEDS[1] - MAX_PICTURES)
         return [
             SourceSettings(width=width, height=height, seed=first + i, model=model if model in offered else "")
             for i in range(count)
         ]
+
+
+def _check_format(name: object) -> None:
+    """Refuse another way to answer than in base64. Raises InputError."""
+    if name not in (None, "", "b64_json"):
+        raise InputError(f"response_format must be b64_json, got {name!r:.40}; there are no addresses of pictures")
 
 
 def _clear_pixels(data: bytes) -> Image.Image:

@@ -41,7 +41,7 @@ _GET_PATHS = re.compile(
 )
 _POST_PATHS = re.compile(r"/gradio_api/((cancel|reset|queue/join)|(run|api|call|call/v2)/[^/]+)/?")
 _PROGRAM_PATHS = re.compile(
-    r"/(sdapi/v1/(txt2img|img2img|interrupt|options|samplers|sd-models|scripts|progress)|v1/images/(generations|edits))/?"
+    r"/(sdapi/v1/(txt2img|img2img|interrupt|options|samplers|sd-models|scripts|progress)|v1/(models|images/(generations|edits)))/?"
 )
 _UPLOAD_PATH = re.compile(r"/gradio_api/upload/?")
 _HEADERS = {
@@ -83,17 +83,26 @@ class RequestGuard:
             try:
                 answer = self._check(request)
                 if answer is None and request.method == "POST" and _POST_PATHS.fullmatch(scope["path"]):
-                    receive = _replay_body(await self._read_body(request), receive)
+                    scope, body = await self._read_body(request)
+                    receive = _replay_body(body, receive)
             except RequestRefused as refused:
                 answer = refused.answer(scope["path"])
             except ClientDisconnect:  # in the middle of its body: no client waits for an answer
                 return
             if answer is None:
-                await self.app(scope, receive, with_plain_errors(scope, receive, send))
+                await self._pass_on(scope, receive, send)
             else:
                 await answer(scope, receive, send)
         else:
             await send({"type": "websocket.close"})
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, with_plain_errors(scope, receive, send))
+        except RuntimeError as error:  # of a run that is not there gradio says so in the stream, and then raises
+            if "response already started" not in str(error):
+                raise
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _check(self, request: Request) -> Response | None:
         """Raises RequestRefused; returns an answer where the request needs no more."""
@@ -147,8 +156,9 @@ class RequestGuard:
     def _is_token(self, given: str) -> bool:
         return compare_digest(given.encode(), self.token.encode())
 
-    async def _read_body(self, request: Request) -> bytes:
-        """A request's JSON, in which every file is one that was uploaded here, to an event that takes it."""
+    async def _read_body(self, request: Request) -> tuple[Scope, bytes]:
+        """A request as it is passed on: its JSON, in which every file is one that was uploaded here, to an event that
+        takes it, with its arguments in order."""
         body = await request.body()
         try:
             value = json.loads(body)
@@ -157,8 +167,15 @@ class RequestGuard:
                 self._check_file(part, request.headers["host"])
         except (ValueError, RecursionError) as error:
             raise RequestRefused(400, "a request must be JSON") from error
-        self.calls.check(request.scope["path"], value)
-        return body
+        scope = request.scope
+        self.calls.check(scope["path"], value)
+        path, passed = self.calls.by_position(scope["path"], value)
+        if path == scope["path"]:
+            return scope, body
+        passed_body = json.dumps(passed).encode()
+        headers = MutableHeaders(raw=list(scope["headers"]))
+        headers["content-length"] = str(len(passed_body))
+        return {**scope, "path": path, "raw_path": path.encode(), "headers": headers.raw}, passed_body
 
     def _check_file(self, value: dict[str, Any], host: str) -> None:
         path, url = value.get("path"), value.get("url")

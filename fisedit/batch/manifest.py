@@ -143,8 +143,8 @@ def _make_item(job: BatchJob, row: EditRow, output: str, captions: dict[str, str
     mask = _mask_path(job, row)
     problem = problem or source_problem or (_file_problem(mask, "mask") if mask else "")
     prompt = row.prompt.replace("{source}", source or "")
-    if not problem and not prompt.strip():
-        problem = "prompt must say something, got only {source} and no source prompt"
+    if not problem and not source and "{source}" in row.prompt:
+        problem = "a prompt with {source} needs what the picture shows, got none; give captions or a source prompt"
     return BatchItem(picture, row.image, source, prompt, mask, output, job.output / output, problem)
 
 

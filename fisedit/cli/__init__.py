@@ -6,6 +6,7 @@ Commands contain no torch, and import what needs it after their arguments are ch
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 
@@ -19,6 +20,9 @@ from fisedit.errors import InputError
 from fisedit.models.malloc import keep_freed_memory
 
 _INTERRUPTED = 130  # typer's status for a KeyboardInterrupt
+
+_NO_NUMBER = re.compile(r"Invalid value for '(--[\w-]+)': Input should be a valid (\w+), unable to parse")
+_KINDS = {"integer": "whole number"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -61,6 +65,19 @@ def _check_unicode(arguments: list[str]) -> None:
             raise InputError(f"arguments must be UTF-8 text, got {argument!a}; rename or retype it") from error
 
 
+def _usage_line(error: typer.TyperException, arguments: list[str]) -> str:
+    """What is wrong with the arguments, with the value that was given where typer leaves it out, and whose help to
+    read."""
+    line, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    if found := _NO_NUMBER.match(line):
+        option, kind = found.groups()
+        given = arguments[arguments.index(option) + 1] if option in arguments[:-1] else "something else"
+        line = f"{option} must be a {_KINDS.get(kind, kind)}, got {given!r:.40}"
+    elif "unexpected extra argument" in line:
+        line += "; put a prompt in quotes"
+    return f"{line}{' See' if line.endswith('?') else '; see'} {context.command_path if context else 'fisedit'} --help"
+
+
 def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         _check_unicode(arguments)
@@ -68,7 +85,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         console.flush()
         return console.print_error(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:
-        return console.print_error_line("usage", f"{error.format_message().rstrip('.')}; see fisedit --help", 2)
+        return console.print_error_line("usage", _usage_line(error, arguments), 2)
     except BrokenPipeError:  # the reader of stdout has exited, as `head` does: no message, and typer's own status
         console.discard_output(sys.stdout)
         return 1

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fisedit.batch.values import one_line
+from fisedit.batch.values import ItemStatus, one_line
 from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ _STATUS: tuple[tuple[type[BaseException], str, int], ...] = (
 )
 """(exception, code if the exception has none of its own, exit status of the process)."""
 
+
+_MAX_NOTES = 5
+"""Kinds of notes of pictures that are printed, the most common first."""
 
 _MAX_FAILURES = 20
 
@@ -216,7 +220,7 @@ def show_plan(outcome: BatchOutcome, *, json: bool) -> None:
 
 
 def show_outcome(outcome: BatchOutcome, *, json: bool) -> None:
-    """Print the result of a batch: at most twenty failures with their reasons, then the counts."""
+    """Print the result of a batch: at most twenty failures with their reasons, the commonest notes, the counts."""
     if json:
         show_json(_outcome_to_dict(outcome))
         return
@@ -225,6 +229,10 @@ def show_outcome(outcome: BatchOutcome, *, json: bool) -> None:
         _show_texts(("failed", "why"), [(record.item.name, record.reason) for record in failures[:_MAX_FAILURES]])
     more = len(failures) - _MAX_FAILURES
     _show_notes((*outcome.notes, *([f"{more} more failed; see --report or --json"] if more > 0 else [])))
+    of_items = Counter(note for record in outcome.records for note in record.notes)
+    _show_notes([f"{count} of {len(outcome.records)}: {note}" for note, count in of_items.most_common(_MAX_NOTES)])
+    if outcome.counts[ItemStatus.LEFT]:
+        _show_notes(["run the same command again to go on with what is left"])
     show_rows([{str(status): count for status, count in outcome.counts.items()} | {"seconds": outcome.seconds}])
 
 

@@ -12,9 +12,9 @@ from fisedit.adapters.control_pictures import CANNY, is_canny
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
-from fisedit.cli.inputs import load_adapters, options_given, read_conditions, read_image
+from fisedit.cli.inputs import check_settings, load_adapters, options_given, read_conditions, read_image
 from fisedit.cli.places import check_marks, edit_areas, parse_sides
-from fisedit.errors import InputError
+from fisedit.errors import InputError, SessionError
 from fisedit.storage import files, session_folder
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def generate(
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
     _check_new(context)
+    check_settings(context)
     files.check_image_path(output, reference, control, drive)
     files.check_trace_path(trace)
     if session is not None:
@@ -177,12 +178,13 @@ def edit(
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
     _check_source(context)
     _check_prompt(context)
+    check_settings(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
     files.check_image_path(output, mask, protect, picture, origin, reference, control, drive, region, regions)
     files.check_trace_path(trace)
     if session is not None:
-        session_folder.check_outputs(session, output, trace)
+        _check_session(context)
         context.with_resource(session_folder.lock(session))
     opened, (place, areas) = read_image(picture or origin), edit_areas(context)
     with console.progress("Editing") as on_step:
@@ -249,6 +251,14 @@ def _show_result(
         for note in notes:
             typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")
+
+
+def _check_session(context: typer.Context) -> None:
+    """Check that a session that is the only source is there, and that nothing is written into one."""
+    given = context.params
+    session_folder.check_outputs(given["session"], given["output"], given["trace"])
+    if not {"source_prompt", "picture", "origin"} & options_given(context) and not given["session"].is_dir():
+        raise SessionError(f"there is no session in {given['session']}; make one by fisedit generate --session")
 
 
 def _check_source(context: typer.Context) -> None:

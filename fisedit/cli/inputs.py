@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fisedit.storage.images import DecodedImage
 
 
+_SETTINGS = ("seed", "negative_prompt", "num_inference_steps", "guidance_scale", "scheduler", "clip_skip")
+_SIDE = 512
+
+
 def read_image(path: Path | None) -> DecodedImage | None:
     """Decode an image file; None stays None."""
     if path is None:
@@ -25,6 +29,21 @@ def read_image(path: Path | None) -> DecodedImage | None:
     if not path.is_file():
         raise InputError(f"picture must be an image file, got {path}: no such file")
     return decode(read_bytes(path), f"picture {path}")
+
+
+def check_settings(context: typer.Context) -> None:
+    """Check what a picture is made with before a model is loaded.
+
+    Raises:
+        PromptError: a prompt that says nothing. InputError: another value out of range.
+    """
+    from fisedit.values import check_prompt, make_generation_config
+
+    given = context.params
+    size = {name: given[name] or _SIDE for name in ("width", "height")}
+    make_generation_config("-", **{name: given[name] for name in _SETTINGS}, **size)
+    if given["prompt"] is not None:
+        check_prompt(given["prompt"])
 
 
 def load_adapters(context: typer.Context, editor: Editor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import TYPE_CHECKING
 
@@ -80,16 +81,35 @@ def test_an_event_of_the_page_takes_what_the_page_sends(attack):
 
 
 def test_by_name(attack):
-    answer = post(attack, "call/v2/history")
-    refused(answer, 400, "input")  # a session is none of the arguments
+    answer = httpx.post(f"{attack.url}gradio_api/call/v2/generate", json={"promt": CAT}, timeout=60)
+    refused(answer, 400, "input")
+    assert "no argument 'promt'" in answer.json()["detail"]
+    refused(httpx.post(f"{attack.url}gradio_api/call/v2/history", json={"session_hash": ""}), 400, "session")
     done = httpx.post(f"{attack.url}gradio_api/call/v2/history", json={"checkout": ""}, timeout=60)
     assert done.status_code == 200 and done.json()["event_id"]
     refused(httpx.post(f"{attack.url}gradio_api/call/v2/generate", json={"seed": 7}), 400, "input")
 
 
-def test_a_run_that_is_not_there(attack):
-    """gradio breaks such a stream off once it has answered."""
+def by_name(site, name: str, **arguments) -> object:
+    """What an endpoint answers at the end."""
+    asked = httpx.post(f"{site.url}gradio_api/call/v2/{name}", json=arguments, timeout=60).json()
+    with httpx.stream("GET", f"{site.url}gradio_api/call/{name}/{asked['event_id']}", timeout=120) as stream:
+        *_, last = [line for line in stream.iter_lines() if line.startswith("data: ")]
+    return json.loads(last.removeprefix("data: "))[0]
+
+
+def test_a_session_by_name(attack):
+    mine = {"session_hash": uuid.uuid4().hex}
+    source = by_name(attack, "generate", prompt=CAT, seed=7, steps=2, **mine)
+    edit = by_name(attack, "edit", prompt="a dog and a cake on a beach", region={"box": [0, 0, 64, 64]}, **mine)
+    assert edit["parent"] == source["id"] and edit["prompt"] == "a dog and a cake on a beach"
+    assert len(by_name(attack, "history", **mine)["results"]) == 2
+
+
+def test_a_run_that_is_not_there(attack, caplog):
+    """gradio breaks such a stream off once it has answered; the server's log has no traceback of it."""
     with httpx.stream("GET", f"{attack.url}gradio_api/call/edit/{uuid.uuid4().hex}") as stream:
         assert next(stream.iter_text()) == 'event: error\ndata: {"error": "error[not-found]: there is no such run"}\n\n'
     with httpx.stream("GET", f"{attack.url}gradio_api/queue/data?session_hash=none") as stream:
         assert '"message": "error[not-found]: there is no such run"' in next(stream.iter_text())
+    assert "Traceback" not in caplog.text and "ASGI" not in caplog.text

@@ -35,8 +35,9 @@ def test_other_clients_run(site, tmp_path):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_runs(site):
-    (code,) = [block for block in blocks("bash", APP_GUIDE) if "curl" in block]
+    code = "\n".join(block for block in blocks("bash", APP_GUIDE) if "curl" in block)
     code = code.replace(APP_ADDRESS, site.url.rstrip("/"))
     run = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("event: generating") >= 10 and '"picture":' in run.stdout.partition("event: complete")[2]
+    assert run.stdout.count("event: generating") >= 10 and "event: error" not in run.stdout
+    assert run.stdout.count("event: complete") == 2 and '"change": "cat -> dog"' in run.stdout

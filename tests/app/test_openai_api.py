@@ -71,6 +71,23 @@ def test_without_a_mask_the_changed_words_say_where(images):
     assert edit.size == (64, 64) and (pixels(edit) != pixels(photo)).any()
 
 
+def test_models_are_listed(url):
+    (one,) = openai.OpenAI(base_url=f"{url}v1", api_key=TOKEN, max_retries=0).models.list().data
+    assert one.id and one.owned_by == "fisedit"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"size": "1024x1024"}, "size must be at most 4 times the"),
+        ({"response_format": "url"}, "response_format must be b64_json, got 'url'"),
+    ],
+)
+def test_what_is_not_made(images, asked, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        images.generate(prompt=CAT, **asked)
+
+
 def test_bad_requests_are_one_line(images):
     with pytest.raises(openai.BadRequestError, match="n must be 1 to 8, got 9"):
         images.generate(prompt=CAT, n=9)

@@ -14,7 +14,7 @@ from tests.support.app.loops import in_a_thread
 
 TOKEN = "0123456789abcdef"
 HOSTS = frozenset({"127.0.0.1", "::1", "studio.local"})
-CALLS = CallTable({0: CallableEvent("", queued=True, kinds=((object,),), triggers=frozenset(), required={})})
+CALLS = CallTable({0: CallableEvent("", queued=True, kinds=((object,),), triggers=frozenset(), usual={})})
 CALL = {"fn_index": 0, "session_hash": "me"}
 """What every call of that event says beside its argument."""
 

@@ -314,10 +314,11 @@ class TestTextsBesidePictures:
         (item,) = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER)).items
         assert item.problem.startswith("0.txt beside it cannot be read: ")
 
-    def test_a_prompt_that_is_only_the_missing_source(self, tmp_path):
+    @pytest.mark.parametrize("prompt", ["{source}", "{source}, in the snow"])
+    def test_a_prompt_with_a_source_that_is_missing(self, tmp_path, prompt):
         pictures(tmp_path / "in", 1)
-        (item,) = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", "{source}")).items
-        assert item.problem == "prompt must say something, got only {source} and no source prompt"
+        (item,) = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", prompt)).items
+        assert item.problem.startswith("a prompt with {source} needs what the picture shows, got none")
 
 
 def test_folders_that_cannot_be_listed(tmp_path, monkeypatch):

@@ -101,8 +101,9 @@ class TestAFolder:
         (tmp_path / "in/1.txt").write_bytes(b"\xff\xfe bad")
         run = batch("in", "out", "--prompt", "{source}, a dog", "--json")
         said = {item["image"]: (item["source_prompt"], item["prompt"]) for item in run.told["items"]}
-        assert said["0.png"] == ("a cat on a beach", "a cat on a beach, a dog") and said["2.png"] == (None, ", a dog")
-        assert run.reasons == {"1.png": "1.txt beside it must be UTF-8 text"}
+        assert said["0.png"] == ("a cat on a beach", "a cat on a beach, a dog")
+        assert run.reasons["1.png"] == "1.txt beside it must be UTF-8 text"
+        assert run.reasons.keys() == {"1.png", "2.png"} and "needs what the picture shows" in run.reasons["2.png"]
 
 
 class TestBadFiles:

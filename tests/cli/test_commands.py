@@ -49,18 +49,43 @@ def test_the_help_names_every_scheduler(fisedit):
 
 class TestUsage:
     @pytest.mark.parametrize(
-        "arguments",
+        ("arguments", "message"),
         [
-            ["generate"],
-            ["bench"],
-            ["paint"],
-            ["generate", "a cat", "--colour", "red"],
-            ["generate", "a cat", "--seed", "seven"],
-            ["batch"],
+            (["generate"], "Missing argument 'prompt'; see fisedit generate --help"),
+            (["bench"], "see fisedit bench --help"),
+            (["paint"], "No such command 'paint'. Did you mean 'plan'? See fisedit --help"),
+            (["generate", "a cat", "--colour", "red"], "see fisedit generate --help"),
+            (
+                ["generate", "a cat", "--seed", "seven"],
+                "--seed must be a whole number, got 'seven'; see",
+            ),
+            (
+                ["edit", "--guidance-scale", "abc"],
+                "--guidance-scale must be a number, got 'abc'; see",
+            ),
+            (["generate", "a", "cat"], "put a prompt in quotes"),
+            (["batch"], "see fisedit batch --help"),
         ],
     )
-    def test_a_wrong_call(self, fisedit, arguments):
-        fisedit(*arguments).refused("usage", "see fisedit --help")
+    def test_a_wrong_call(self, fisedit, arguments, message):
+        fisedit(*arguments).refused("usage", message)
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["generate", " "], "prompt", "prompt must say something"),
+            (
+                ["generate", "a cat", "--num-inference-steps", "0"],
+                "input",
+                "num_inference_steps must be",
+            ),
+            (["generate", "a cat", "--width", "100"], "input", "width must be divisible by 8"),
+            (["edit", "--session", "none", "--prompt", "a dog"], "session", "there is no session in none"),
+        ],
+    )
+    def test_values_that_are_refused_before_a_model_is_loaded(self, fisedit, monkeypatch, arguments, code, message):
+        monkeypatch.setattr("fisedit.editor.Editor.from_pretrained", None)
+        fisedit(*arguments).refused(code, message)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
