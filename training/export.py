@@ -22,22 +22,23 @@ from training.config import Config, ConfigError, load_config
 from training.denoiser import DenoiserStage
 from training.models import build_pipeline, build_text_encoder, build_unet, export
 from training.tokens import build_tokenizer, is_one_token
-from training.train import HERE, MODEL, load_autoencoder
+from training.train import CLOSEUPS, HERE, MODEL, load_autoencoder
 
 _PREFIX = "module."
 
 
 def load_run(config: Config, folder: Path) -> StableDiffusionPipeline:
-    """The pipeline that a run has come to; the polished decoder if there is one.
+    """The pipeline that a run has come to, of whole scenes or else of close-ups; the polished decoder if there is one.
 
     Raises:
         ConfigError: the autoencoder or the denoiser has no checkpoint yet.
     """
     polished = (folder / DecoderStage.name / MODEL).is_dir()
     autoencoder = load_autoencoder(folder / (DecoderStage if polished else AutoencoderStage).name, torch.device("cpu"))
-    path = folder / DenoiserStage.name / "checkpoint.pt"
-    if not path.is_file():
-        raise ConfigError(f"a denoiser checkpoint is needed, found none at {path}: train that stage first")
+    paths = [folder / stage / "checkpoint.pt" for stage in (DenoiserStage.name, CLOSEUPS)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise ConfigError(f"a denoiser checkpoint is needed, found none at {paths[0]}: train that stage first")
     text_encoder, unet = build_text_encoder(config.denoiser), build_unet(config.denoiser, config.scenes.side // 8)
     averaged = torch.load(path, map_location="cpu", weights_only=True)["averaged"]
     for name, model in (("text_encoder", text_encoder), ("unet", unet)):

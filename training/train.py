@@ -23,6 +23,7 @@ from training.quick import prepare_cpu
 
 HERE = Path(__file__).parent
 MODEL = "model"
+CLOSEUPS = "closeups"
 _MEASURED = 256
 _MOST_WAITED = 60.0  # seconds beyond the autoencoder's own
 
@@ -99,7 +100,7 @@ def encode_all_scenes(config: Config, folder: Path, device: torch.device) -> Non
 def _denoiser_stages(config: Config) -> list[tuple[str, bool, int, Plan]]:
     """Name, whether of close-ups, number of scenes, plan; close-ups of no scenes are left out."""
     stages = [
-        ("closeups", True, config.closeups.pictures, config.closeups.plan),
+        (CLOSEUPS, True, config.closeups.pictures, config.closeups.plan),
         (DenoiserStage.name, False, config.denoiser.pictures, config.denoiser.plan),
     ]
     return [stage for stage in stages if stage[2]]

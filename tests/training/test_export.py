@@ -18,15 +18,16 @@ from training.export import load_run, write_vocabulary
 from training.loop import train
 from training.models import export
 from training.pictures import Pictures
-from training.train import MODEL
+from training.train import CLOSEUPS, MODEL
 
 pytestmark = needs_font
 
 
-def test_a_run_exports_as_a_pipeline(pictures: Pictures, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [DenoiserStage.name, CLOSEUPS])
+def test_a_run_exports_as_a_pipeline(pictures: Pictures, tmp_path: Path, stage: str) -> None:
     model = small_autoencoder()
     model.save_pretrained(tmp_path / "run" / AutoencoderStage.name / MODEL)
-    train(denoiser_stage(pictures), PLAN, tmp_path / "run" / DenoiserStage.name, CPU)
+    train(denoiser_stage(pictures), PLAN, tmp_path / "run" / stage, CPU)
     made = load_run(CONFIG, tmp_path / "run")
     export(made, tmp_path / "out")
     loaded = StableDiffusionPipeline.from_pretrained(tmp_path / "out")
