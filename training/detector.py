@@ -21,7 +21,7 @@ from training.pictures import sample_known
 
 OBJECTS = ("cat", "dog", "fox", "panda", "cake", "car", "castle", "tree")
 SIDE = 128
-PLAN = Plan(batch=16, seconds=1e9, steps=12_000, learning_rate=5e-4, warmup=300, weight_decay=1e-4, report_every=1000)
+PLAN = Plan(batch=16, seconds=2700, steps=16_000, learning_rate=5e-4, warmup=300, weight_decay=1e-4, report_every=2000)
 _HELD_OUT_SEED, _HELD_OUT = 4_000_000, 200
 _CONFIDENT = 0.5
 
@@ -53,12 +53,12 @@ class DetectorStage:
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
         config = YolosConfig(
-            hidden_size=96,
+            hidden_size=128,
             num_hidden_layers=6,
             num_attention_heads=4,
-            intermediate_size=192,
+            intermediate_size=256,
             image_size=[SIDE, SIDE],
-            patch_size=8,
+            patch_size=16,
             num_detection_tokens=6,
             use_mid_position_embeddings=False,
             id2label=dict(enumerate(OBJECTS)),
@@ -74,7 +74,7 @@ class DetectorStage:
         labels = [
             {
                 "class_labels": torch.tensor([OBJECTS.index(word) for word in boxes], dtype=torch.long),
-                "boxes": torch.tensor([_centred(box) for box in boxes.values()]).reshape(-1, 4),
+                "boxes": torch.tensor([_centred(box) for box in boxes.values()], dtype=torch.float32).reshape(-1, 4),
             }
             for _, boxes in drawn
         ]

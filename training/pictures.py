@@ -18,7 +18,7 @@ from fisedit.evaluation.scenes.drawing import CELLS, Bytes
 from fisedit.evaluation.scenes.held_out import has_unseen_words, is_unseen
 from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
-from fisedit.evaluation.scenes.vocabulary import SKY_WORDS
+from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY, SKY_WORDS, SceneVocabulary
 
 PIXELS_PER_CELL = 8
 _CLOSE = 16  # cells of a close-up; an undressed object has at most 14
@@ -45,14 +45,16 @@ class View:
 
 
 def sample_known(rng: np.random.Generator, objects: Sequence[str]) -> Scene:
-    """A scene at random of no other objects than these (of any, if there are none), as many in it as usual.
+    """A scene at random of no other objects than these (of any, if there are none).
 
-    No combination of words and no layout that is held out for measurements occurs in it.
+    No combination of words and no layout that is held out for measurements occurs in it; there are as many objects in
+    it as if none were held out.
     """
-    scene = sample_scene(rng)
+    vocabulary = _vocabulary(objects)
+    scene = sample_scene(rng, vocabulary=vocabulary)
     flying = [placed.word in SKY_WORDS for placed in scene.objects]
-    while is_unseen(scene) or (objects and not {placed.word for placed in scene.objects} <= {*objects}):
-        scene = sample_scene(rng, len(flying) - sum(flying), any(flying))
+    while is_unseen(scene):
+        scene = sample_scene(rng, len(flying) - sum(flying), any(flying), vocabulary)
     return scene
 
 
@@ -61,10 +63,19 @@ def sample_unseen(rng: np.random.Generator, objects: Sequence[str], count: int, 
 
     It has `count` objects on the ground and, if `sky`, one above them.
     """
+    vocabulary = _vocabulary(objects)
     while True:
-        scene = sample_scene(rng, count, sky)
-        if has_unseen_words(scene) and (not objects or {placed.word for placed in scene.objects} <= {*objects}):
+        scene = sample_scene(rng, count, sky, vocabulary)
+        if has_unseen_words(scene):
             return scene
+
+
+def _vocabulary(objects: Sequence[str]) -> SceneVocabulary:
+    """All words, but of objects these alone if there are some."""
+    if not objects:
+        return FULL_VOCABULARY
+    ground, sky = (tuple(w for w in words if w in objects) for words in (FULL_VOCABULARY.ground, FULL_VOCABULARY.sky))
+    return replace(FULL_VOCABULARY, ground=ground, sky=sky)
 
 
 def sample_view(rng: np.random.Generator, close: bool, objects: Sequence[str] = ()) -> View:
