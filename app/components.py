@@ -94,7 +94,7 @@ class PageComponents:
             lines=3,
             max_lines=8,
             max_length=validation.MAX_PROMPT_CHARACTERS,
-            placeholder="a cat and a cake on a beach",
+            placeholder="For example: a cat and a cake on a beach",
             elem_id="prompt",
             autofocus=True,
         )

@@ -476,7 +476,9 @@ def region_of(settings: RegionSettings) -> Region:
     found = settings.region or Region.words(*settings.words, instance=settings.instance)
     found = found.grow(settings.grow)
     if (marked := settings.marked) is not None:
-        found = marked.grow(settings.grow) if settings.only else found | marked
+        found = marked if settings.only else found | marked
+    if settings.outside:
+        found = found - Region.points(*settings.outside, outside=settings.inside)
     found = found.feather(settings.feather)
     return found if settings.protect is None else found - Region.mask(settings.protect)
 

@@ -63,7 +63,7 @@ def estimate(edit: EditEstimate) -> str:
     if preview.fallback:
         return _line(f"The whole picture will be painted: {preview.fallback}.", cost, *preview.notes)
     confidence = (
-        f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you painted"
+        f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you marked"
     )
     work = _work_as_text(preview.macs_dense, preview.macs)
     area = views.area_of(preview.mask, edit.size, edit.crop)

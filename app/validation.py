@@ -110,9 +110,9 @@ class RegionSettings:
 
     @property
     def marked(self) -> Region | None:
-        """What `add` and points mark; None for nothing."""
-        marks = [] if self.add is None else [Region.mask(self.add)]
-        marks += [Region.points(*self.inside, outside=self.outside)] if self.inside else []
+        """What `add` and points mark; None for nothing. Points are grown, strokes only where nothing else is edited."""
+        marks = [] if self.add is None else [Region.mask(self.add).grow(self.grow if self.only else 0)]
+        marks += [Region.points(*self.inside, outside=self.outside).grow(self.grow)] if self.inside else []
         return Region.union(marks) if marks else None
 
 

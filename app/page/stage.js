@@ -96,7 +96,8 @@ function place(event) {
 
 function ringed(there = ring.style.display === "block") {
   const [left, top] = at.map((share) => `${share * 100}%`);
-  Object.assign(ring.style, { display: there && tool && tool !== "box" && !POINTS.includes(tool) && shown ? "block" : "none", left, top, width: `${width}%` });
+  const across = POINTS.includes(tool) ? 200 * DOT : width;
+  Object.assign(ring.style, { display: there && tool && tool !== "box" && shown ? "block" : "none", left, top, width: `${across}%` });
   find(".keys").toggleAttribute("data-above", at[1] > 0.6);  // out of the brush's way
 }
 

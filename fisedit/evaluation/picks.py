@@ -84,10 +84,9 @@ def _measure(editor: Editor, edit: BenchmarkEdit, settings: EvaluationSettings) 
         grid = editor.preview(edit.prompt, region=region).mask.grid
         ious[f"iou_{count}"] = mask_overlap(grid, true).iou
         wrong = cells_to_pixels(grid) & ~cells_to_pixels(true) | edit.removed & ~cells_to_pixels(grid)
-        if not wrong.any():
-            wrong = edit.removed  # nothing to mend: the same point again
-        at = _deepest(wrong)
-        (inside if edit.removed[at[1], at[0]] else outside).append(at)
+        if wrong.any():  # else there is nothing to mend
+            at = _deepest(wrong)
+            (inside if edit.removed[at[1], at[0]] else outside).append(at)
     editor.delete(source.id)
     return ious
 

@@ -76,9 +76,12 @@ class EditScope:
         Raises:
             NumericsError: NaN in recorded attention.
         """
+        from scipy.ndimage import binary_fill_holes
+
         tree = source_segments(self._engine, self._source, self._config)
         picked = tree.pick(*([(int(y), int(x)) for x, y in points] for points in (inside, outside)))
-        return masks.grid_of_mask(picked, *picked.shape)
+        filled: BoolGrid = binary_fill_holes(masks.grid_of_mask(picked, *picked.shape))
+        return filled
 
     def _find(self, options: MaskOptions) -> tuple[EditMask, str]:
         script = restrict_to_words(self._script, options.words, self._engine) if options.words else self._script

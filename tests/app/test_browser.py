@@ -114,7 +114,7 @@ def test_painting(browser):
     page.get_by_label("Only where I paint").check()
 
     stroke(page, (0.2, 0.2), (0.4, 0.2))
-    expect(page.locator("#facts")).to_contain_text("where you painted")
+    expect(page.locator("#facts")).to_contain_text("where you marked")
     region = pixels(page, ".region", "RGBA")[..., 3] > 0
     side = len(region)
     assert region[side // 5, side * 3 // 10] and not region[side // 2 :].any() and not region[:, side * 3 // 5 :].any()
@@ -142,7 +142,7 @@ def test_what_is_painted_with_the_same_words_is_painted_anew(browser):
     expect(nodes(page)).to_have_count(1)
     source = pixels(page, ".picture")
     stroke(page, (0.3, 0.3), (0.6, 0.3))
-    expect(page.locator("#facts")).to_contain_text("where you painted")
+    expect(page.locator("#facts")).to_contain_text("where you marked")
     page.locator("#run").click()
     expect(nodes(page)).to_have_count(2)
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
@@ -247,12 +247,12 @@ def test_a_box_by_keys_with_a_soft_edge(browser):
     press(page, "Enter")
     assert painted(page, 0.52, 0.52) == painted(page, 0.73, 0.73) == [255, 64, 96, 255]
     assert painted(page, 0.48, 0.6)[3] == painted(page, 0.77, 0.6)[3] == 0
-    expect(page.locator("#facts")).to_contain_text("where you painted")
+    expect(page.locator("#facts")).to_contain_text("where you marked")
     hard, seen = pixels(page, ".region", "RGBA")[..., 3], source_of(page)
     page.locator("#feather input[type=number]").fill("1")
     page.locator("#feather input[type=number]").blur()
     page.wait_for_function("before => document.querySelector('#stage .region').src !== before", arg=seen)
-    expect(page.locator("#facts")).to_contain_text("where you painted")
+    expect(page.locator("#facts")).to_contain_text("where you marked")
     soft = pixels(page, ".region", "RGBA")[..., 3]
     assert ((soft > 0) <= (hard > 0)).all() and (soft != hard).any()
     page.locator("#run").click()
@@ -271,7 +271,7 @@ def test_a_thing_is_picked_and_erased(browser):
     page.get_by_role("radio", name="Pick", exact=True).click()
     stroke(page, (column, row))
     assert painted(page, column, row) == [0, 176, 80, 255]
-    expect(page.locator("#facts")).to_contain_text("where you painted")
+    expect(page.locator("#facts")).to_contain_text("where you marked")
     picked = pixels(page, ".region", "RGBA")[..., 3] > 0
     assert picked[int(row * len(picked)), int(column * len(picked))] and 0.01 < picked.mean() < 0.5
     page.get_by_role("radio", name="Unpick").click()
@@ -294,14 +294,14 @@ def test_a_thing_is_picked_by_keys_and_by_touch(browser):
     press(page, "ArrowLeft")
     press(page, "Enter")
     assert painted(page, 0.5 - 1 / 64, 0.5) == [0, 176, 80, 255]
-    expect(page.locator("#facts")).to_contain_text(re.compile("where you painted|whole picture"))
+    expect(page.locator("#facts")).to_contain_text(re.compile("where you marked|whole picture"))
     page = browser(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open()
     make(page)
     expect(nodes(page)).to_have_count(1)
     page.get_by_role("radio", name="Pick", exact=True).tap()
     swipe(page, (0.4, 0.4))
     assert painted(page, 0.4, 0.4) == [0, 176, 80, 255]
-    expect(page.locator("#facts")).to_contain_text(re.compile("where you painted|whole picture"))
+    expect(page.locator("#facts")).to_contain_text(re.compile("where you marked|whole picture"))
 
 
 def test_the_picture_is_extended(browser):

@@ -78,7 +78,13 @@ MEASURES = {
     ),
     "bench masks": (*_QUALITY, *_ENGINE, "weights/demo"),
     "bench picks": (*_QUALITY, *_ENGINE, "fisedit/evaluation/picks.py", "weights/demo"),
-    "bench erase": (*_QUALITY, *_ENGINE, "fisedit/evaluation/erasing.py", "weights/demo"),
+    "bench erase": (
+        *_ENGINE,
+        *(f"fisedit/masking/{name}.py" for name in ("region", "masks")),  # the cells are given: nothing is looked for
+        *_QUALITY[1:],
+        "fisedit/evaluation/erasing.py",
+        "weights/demo",
+    ),
     "bench quality": (*_QUALITY, *_ENGINE, "fisedit/evaluation/classifier.py", "fisedit/adapters", "weights"),
 }
 """Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""
