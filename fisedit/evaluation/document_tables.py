@@ -90,8 +90,12 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     Args:
         rows: at least one.
     """
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _measurement_line(environment: dict[str, Any]) -> str:
