@@ -111,6 +111,7 @@ def export(pipeline: StableDiffusionPipeline, folder: Path) -> None:
     """
     pipeline.to(torch.float16).save_pretrained(folder, safe_serialization=True)
     pipeline.to(torch.float32)
-    path = folder / "text_encoder" / "config.json"
-    settings = json.loads(path.read_text()) | {"dtype": "float32"}
-    path.write_text(json.dumps(settings, indent=2) + "\n")
+    for path in folder.glob("*/config.json"):
+        settings = json.loads(path.read_text()) | ({"dtype": "float32"} if path.parent.name == "text_encoder" else {})
+        settings.pop("_name_or_path", None)  # a path of this machine
+        path.write_text(json.dumps(settings, indent=2) + "\n")

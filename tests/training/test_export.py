@@ -30,6 +30,7 @@ def test_a_run_exports_as_a_pipeline(pictures: Pictures, tmp_path: Path, stage: 
     train(denoiser_stage(pictures), PLAN, tmp_path / "run" / stage, CPU)
     made = load_run(CONFIG, tmp_path / "run")
     export(made, tmp_path / "out")
+    assert not any("_name_or_path" in path.read_text() for path in (tmp_path / "out").glob("*/config.json"))
     loaded = StableDiffusionPipeline.from_pretrained(tmp_path / "out")
     assert {part.dtype for part in (loaded.unet, loaded.vae, loaded.text_encoder)} == {torch.float32}
     drawn = loaded(["a cat"], num_inference_steps=2, output_type="np").images
