@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -233,8 +232,7 @@ def show(picture: opt.Shown, json: opt.Json = False) -> None:
 
     metadata = image_metadata.read_metadata(opened.image)
     origin = provenance.parse_origin(metadata)
-    told = metadata if metadata.parameters else replace(provenance.to_metadata(origin), origin=metadata.origin)
-    console.show_metadata(told, origin, json=json)
+    console.show_metadata(provenance.complete_metadata(metadata, origin), origin, json=json)
 
 
 def _show_result(

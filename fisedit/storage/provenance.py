@@ -236,6 +236,18 @@ def to_metadata(origin: Origin) -> Metadata:
     return Metadata(_to_parameters(origin), _to_json(origin))
 
 
+def complete_metadata(metadata: Metadata, origin: Origin) -> Metadata:
+    """A file's texts; parameters that it lacks, as a TIFF does, as the version that wrote it would tell them.
+
+    Args:
+        metadata: of the file.
+        origin: that it tells.
+    """
+    if metadata.parameters or not metadata.origin:
+        return metadata
+    return Metadata(_to_parameters(origin, str(json.loads(metadata.origin).get("fisedit", ""))), metadata.origin)
+
+
 def parse_origin(metadata: Metadata) -> Origin:
     """The origin of an image. One with `parameters` alone is opened as a source; of few steps or a distilled model's
     scheduler, only its prompts and seed are used.
@@ -288,7 +300,7 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
     return prompt.strip(), settings
 
 
-def _to_parameters(origin: Origin) -> str:
+def _to_parameters(origin: Origin, written_by: str = __version__) -> str:
     """In the format of AUTOMATIC1111's web UI: prompts, then one line of settings."""
     config, model = origin.config, Path(origin.model).name
     start = origin.edits[-1].run.start if origin.edits else 0
@@ -301,7 +313,7 @@ def _to_parameters(origin: Origin) -> str:
         "Model": model.removesuffix(".safetensors"),
         "Clip skip": config.clip_skip + 1 if config.clip_skip else "",
         "Denoising strength": f"{1 - start / config.num_timesteps:.4g}" if start else "",
-        "Version": f"fisedit {__version__}",
+        "Version": f"fisedit {written_by}",
     }
     line = ", ".join(f"{name}: {_quote_if_needed(str(value))}" for name, value in settings.items() if value != "")
     negative = [f"Negative prompt: {config.negative_prompt}"] if config.negative_prompt else []

@@ -143,7 +143,7 @@ def test_poses_that_are_none(tmp_path, text, name, message):
 
 
 def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
-    driven().refused("input", "give a --mask, --box, --word or --region, got none; it says what moves")
+    driven().refused("input", "give a --mask, --box, --point, --word or --region, got none; it says what moves")
     driven(*BOX, "--output", "clip.avi").refused("input", "a clip must end in .webp, .png, .gif, .mp4")
     driven(*BOX, "--fps", "0").refused("input", "frames per second must be 0.1 to 60 in .webp, got 0")
     driven(*BOX, "--fps", "60", "--output", "c.gif").refused("input", "frames per second must be 0.1 to 50 in .gif")

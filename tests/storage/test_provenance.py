@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
-from fisedit import Editor
+from fisedit import Editor, __version__
 from fisedit.errors import InputError, ModelError
 from fisedit.models import paths
 from fisedit.storage import image_metadata, images, provenance
@@ -119,7 +119,8 @@ class TestParameters:
         editor.generate("a cat, «Müller» 猫🐈", negative_prompt="big red\ncar", guidance_scale=4.0, **QUICK)
         assert as_uis_read(written(editor, ending)) == (
             "a cat, «Müller» 猫🐈\nNegative prompt: big red\ncar\n"
-            "Steps: 3, Sampler: DDIM, CFG scale: 4, Seed: 7, Size: 128x128, Model: model, Version: fisedit 0.1.0"
+            "Steps: 3, Sampler: DDIM, CFG scale: 4, Seed: 7, Size: 128x128, Model: model, "
+            f"Version: fisedit {__version__}"
         )
 
     @pytest.mark.parametrize("ending", ENDINGS)
@@ -380,7 +381,7 @@ class TestPrivate:
 
 
 GOOD = {
-    "fisedit": "0.1.0",
+    "fisedit": __version__,
     "version": 1,
     "model": "demo",
     "dtype": "float32",
