@@ -391,7 +391,7 @@ class _PickedCells(_Points):
     """Bound: points in pixels of the canvas."""
 
     def bind(self, canvas: RegionCanvas) -> Region:
-        raise AssertionError("points are bound once")
+        return self
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         return RegionMask(EditMask(scope.by_points(self.inside, self.outside), MaskSource.GIVEN))

@@ -236,6 +236,8 @@ def test_points_are_placed_on_the_canvas():
     whole = RegionCanvas(64, 96, (192, 128))
     found = Region.points((10, 20), (180, 120), outside=[(0, 0)]).bind(whole).resolve(Scope()).mask
     assert found.source is MaskSource.GIVEN and found.grid[1, 0] and found.grid[7, 11] and found.grid[:, -1].all()
+    bound = Region.points((10, 20)).bind(whole)
+    assert bound.bind(whole) is bound  # as a request that is changed binds its region again
     part = RegionCanvas(64, 96, (192, 128), crop=(96, 64, 192, 128))
     picked = Region.points((100, 70), outside=[(0, 0)]).bind(part).resolve(Scope()).mask.grid
     assert picked[0, 0] and picked.sum() == 1  # the point outside lies beside the part
