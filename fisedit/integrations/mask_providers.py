@@ -26,6 +26,12 @@ THRESHOLD = 0.5
 """Score from which a detection counts."""
 
 ALPHA = "alpha"
+
+BACKGROUND = "background"
+"""Label of models that segment, for what is no thing."""
+
+_LEAST_PART = 0.05
+"""Share of a class's largest part from which another part of its mask is a thing of its own."""
 LARGEST, ALL = "largest", "all"
 
 
@@ -253,8 +259,19 @@ def _of_mask(mask: NDArray[np.bool_], label: str = "", score: float = 1.0) -> De
     return Detection((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1), label, score, mask)
 
 
+def _parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    """The things of a class: parts of its mask that do not touch, but for specks."""
+    from scipy.ndimage import label
+
+    numbers, count = label(mask)
+    sizes = np.bincount(numbers.flat, minlength=count + 1)[1:]
+    return [numbers == 1 + i for i in range(count) if sizes[i] >= _LEAST_PART * sizes.max()]
+
+
 class TransformersDetector:
     """A detector or a segmentation model of transformers.
+
+    A model of classes alone (semantic segmentation) tells of each part of a class's mask as a thing of its own.
 
     Args:
         model: folder or hub id, with safetensors. No code of it is run.
@@ -277,7 +294,8 @@ class TransformersDetector:
             processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
             loader = getattr(transformers, f"AutoModel{kind}")
             detector = loader.from_pretrained(model, use_safetensors=True, **options).eval().float()
-            self._options = {} if kind == "ForSemanticSegmentation" else {"threshold": threshold}
+            self._by_class = kind == "ForSemanticSegmentation"
+            self._options = {} if self._by_class else {"threshold": threshold}
             self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
         except (OSError, ValueError, KeyError, ImportError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -290,9 +308,9 @@ class TransformersDetector:
         for each in self._run(picture.convert("RGB"), **self._options):
             score = 1.0 if each.get("score") is None else float(each["score"])
             if "mask" in each:
-                mask = np.asarray(each["mask"].convert("L")) > 127
-                if mask.any():
-                    found.append(_of_mask(mask, str(each["label"]), score))
+                mask, label = np.asarray(each["mask"].convert("L")) > 127, str(each["label"])
+                if label.casefold() != BACKGROUND:
+                    found += [_of_mask(part, label, score) for part in (_parts(mask) if self._by_class else [mask])]
             else:
                 box = each["box"]
                 sides = box["xmin"], box["ymin"], box["xmax"], box["ymax"]

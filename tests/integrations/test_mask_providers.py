@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.ndimage import binary_dilation
 
 from fisedit.errors import InputError, MaskError, ModelError
 from fisedit.integrations.mask_providers import Detection, find, open_provider
 from fisedit.masking.region import RegionCanvas
 from tests.support.folders import picture
+from training.detector import HELD_OUT_SEED, OBJECTS, draw
 
+DETECTOR = Path(__file__).resolve().parents[1] / "fixtures/detector"
 PICTURE = Image.new("RGB", (96, 64))
 CAT, DOG, MOUSE = (
     Detection((40, 0, 60, 30), "Cat", 0.9),
@@ -193,6 +197,49 @@ def test_a_detector_of_transformers_is_read(detr):
     found = find(provider, PICTURE, threshold=0)
     assert {each.label for each in found} <= {"cat", "dog", "cake"} and len(found) <= 5
     assert all(0 <= each.score <= 1 and each.mask is None for each in found)
+
+
+def test_a_trained_model_finds_drawn_things():
+    """`tests/fixtures/detector` was trained by `python -m training.detector`, without these scenes."""
+    provider = open_provider(str(DETECTOR), local_files_only=True)
+    there = right = told = 0
+    for index in range(25):
+        pixels, classes = draw(HELD_OUT_SEED, index)
+        truth = {word: classes == 1 + i for i, word in enumerate(OBJECTS) if (classes == 1 + i).any()}
+        found = find(provider, Image.fromarray(pixels))
+        told, there = told + len(found), there + len(truth)
+        right += sum(
+            each.label in truth and (each.mask & truth[each.label]).sum() >= 0.5 * (each.mask | truth[each.label]).sum()
+            for each in found
+        )
+    assert there >= 40 and right >= 0.95 * max(there, told)
+
+
+def test_a_batch_edits_what_a_trained_model_finds(fisedit, tmp_path, model):
+    """Every cat, and no pixel of anything else."""
+    scenes = (draw(HELD_OUT_SEED, index) for index in range(100))
+    cat = 1 + OBJECTS.index("cat")
+    pixels, classes = next(each for each in scenes if (each[1] == cat).sum() > 300 and len(np.unique(each[1])) > 2)
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in/scene.png")
+    words = ("--prompt", "a dog", "--source-prompt", "a cat", "--detect", DETECTOR, "--label", "cat", "--model", model)
+    ran = fisedit("batch", "in", "out", *words, "--num-inference-steps", 2, "--workers", 0, "--json")
+    assert ran.status == 0, ran.out
+    (item,) = json.loads(ran.out)["items"]
+    assert item["notes"][0] == "found 1: cat (100%)"
+    after = np.asarray(Image.open(tmp_path / "out/scene.png").convert("RGB"))
+    changed, is_cat = (after != pixels).any(-1), classes == cat
+    assert changed[is_cat].mean() > 0.9 and not changed[~binary_dilation(is_cat, iterations=12)].any()
+
+
+def test_parts_of_a_class_are_things_of_their_own(monkeypatch):
+    provider = open_provider(str(DETECTOR), local_files_only=True)
+    mask = np.zeros((64, 96), np.uint8)
+    mask[4:20, 4:20] = mask[30:50, 40:70] = 255
+    mask[60, 90] = 255  # a speck
+    seen = [{"label": label, "score": None, "mask": Image.fromarray(mask)} for label in ("background", "cat")]
+    monkeypatch.setattr(provider, "_run", lambda picture, **options: seen)
+    assert [each.box for each in find(provider, PICTURE)] == [(4, 4, 20, 20), (40, 30, 70, 50)]
 
 
 @pytest.mark.parametrize("change", ["pickled", "another kind", "nothing there"])
