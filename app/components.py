@@ -104,9 +104,9 @@ class PageComponents:
             self.run = gr.Button("Run edit", variant="secondary", interactive=False, elem_id="run")
             self.make = gr.Button("New picture", variant="primary", interactive=False, elem_id="make")
             self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
-        self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live")
-        self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         self.status = gr.HTML(elem_id="status")
+        self.facts = gr.HTML(elem_id="facts", elem_classes="line")
+        self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live")
 
     def _add_region(self) -> None:
         with gr.Accordion("Region", open=False, elem_id="region-panel"):

@@ -364,7 +364,7 @@ class EventHandlers:
             shown = 0.0
             for progress in start(session):
                 if progress.ahead:
-                    yield {page.status: html.message(f"Waiting: {progress.ahead} ahead ...")}
+                    yield {page.status: html.message(f"Waiting: {progress.ahead} before you ...")}
                 if progress.picture is None or perf_counter() - shown < PREVIEW_INTERVAL:
                     continue
                 shown = perf_counter()

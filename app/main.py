@@ -14,12 +14,14 @@ from app import api, export, handlers
 from app.components import PageComponents, read_asset
 from app.events import EventHandlers
 from app.page_blocks import PageBlocks
+from app.server import MAX_WAITING
 
 if TYPE_CHECKING:
     from app.sessions import AppState
 
-_RUNS: dict[str, Any] = {"concurrency_id": "run", "concurrency_limit": 2}
-"""Runs of all users share one queue of gradio's; while one is computed, the next waits at the worker."""
+_RUNS: dict[str, Any] = {"concurrency_id": "run", "concurrency_limit": MAX_WAITING}
+"""Runs of all users wait at the worker, which tells each how many come before it and lets it be stopped; gradio's own
+queue begins where so many wait there."""
 
 _LIVE: dict[str, Any] = {"concurrency_id": "live", "concurrency_limit": 4, "trigger_mode": "multiple"}
 """A live edit begins while the one that it stops still ends."""

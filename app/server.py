@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from app.sessions import AppState
 
 MAX_WAITING = 20
-"""Jobs in gradio's queue; further ones are refused as busy."""
+"""Runs that gradio begins, all but one of which wait at the worker, and jobs in its own queue; further ones are refused
+as busy."""
 
 MAX_CONCURRENT = 2
 """Jobs of one kind that gradio runs at a time."""

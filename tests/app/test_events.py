@@ -101,7 +101,7 @@ def test_a_run_that_fails_changes_nothing_and_says_why(events, page, session, fa
         raise failure
 
     run = events._run(ME, start)
-    assert "Starting" in next(run)[page.status] and "3 ahead" in next(run)[page.status]
+    assert "Starting" in next(run)[page.status] and "3 before you" in next(run)[page.status]
     assert words in next(run)[page.status]
     with pytest.raises(KeyError if isinstance(failure, KeyError) else StopIteration):  # a bug is the server's to log
         next(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from tests.support.app.page import CAT, DOG, make, nodes, open_region, pixels, run
+from tests.support.app.program import Program, settle
 from tests.support.app.requests import png
 
 if TYPE_CHECKING:
@@ -252,6 +254,27 @@ def test_a_reload_during_a_run_says_that_it_was_stopped(browser, steps):
     expect(nodes(page)).to_have_count(0)
     expect(page.locator("#prompt textarea")).to_have_value(CAT)
     watched.bad[:] = [line for line in watched.bad if not line.startswith("console: ")]  # gradio's of its broken stream
+
+
+def test_who_waits_is_told_how_many_come_before_and_can_stop(browser, site):
+    ahead = [Program(site.url, uuid.uuid4().hex) for _ in range(2)]
+    runs = [one.events("generate", one.send("generate", CAT, 0, 150, 4.0)) for one in ahead]
+    for events in runs:
+        next(events)
+    page = browser(viewport={"width": 1280, "height": 900}).open()
+    typed(page, CAT)
+    page.locator("#make").click()
+    expect(page.locator("#status")).to_have_text("Waiting: 2 before you ...")
+    for shown in (page.locator("#status p"), page.locator("#stop")):
+        expect(shown).to_be_in_viewport()
+    page.locator("#stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped. Nothing was changed.")
+    expect(page.locator("#make")).to_be_enabled()
+    assert [next(events).kind for events in runs] == ["generating"] * 2, "other people's runs go on"
+    for events in runs:
+        events.close()
+    settle(site)
+    expect(nodes(page)).to_have_count(0)
 
 
 def test_an_empty_tab_takes_no_sessions_place_and_earlier_ones_are_listed(browser):

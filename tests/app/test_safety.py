@@ -161,12 +161,11 @@ class TestLeaving:
     def test_while_it_waits(self, site, program, steps):
         ahead = [Program(site.url, uuid.uuid4().hex) for _ in range(2)]
         runs = [one.events("generate", one.send("generate", CAT, 0, LONG, 4.0)) for one in ahead]
+        runs.append(program.events("generate", program.send("generate", DOG, 0, LONG, 4.0)))
         for events in runs:
             next(events)
-        with program.listen("generate", program.send("generate", DOG, 0, LONG, 4.0)):
-            pass
-        for events in runs:
+        for events in reversed(runs):  # who waits leaves first
             events.close()
         settle(site)
-        assert steps.count("stop") == 2 and steps.count("step") < LONG
+        assert steps.count("stop") == 3 and steps.count("step") < LONG
         assert program.ask("history").data[0]["results"] == []
