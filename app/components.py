@@ -89,6 +89,7 @@ class PageComponents:
         self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
 
     def _add_prompt(self) -> None:
+        self.tokens = gr.HTML(elem_id="tokens", elem_classes="line")
         self.prompt = gr.Textbox(
             label="Prompt",
             lines=3,
@@ -213,6 +214,7 @@ class PageComponents:
     def _add_hidden(self) -> None:
         """Buttons that scripts press, and the file that the browser fetches."""
         self.show_words = gr.Button(visible="hidden", elem_id="tell")
+        self.change_words = gr.Button(visible="hidden", elem_id="changed")
         self.show_preview = gr.Button(visible="hidden", elem_id="look")
         self.draw_live = gr.Button(visible="hidden", elem_id="draw")
         self.wider = gr.Button(visible="hidden", elem_id="wider")

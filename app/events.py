@@ -49,7 +49,8 @@ class EventHandlers:
         try:
             session = self.state.adopt(_caller(request), key if isinstance(key, str) else "")
         except FisEditError as error:
-            return {self.page.status: html.message(str(error), "error"), self.page.make: gr.update(interactive=True)}
+            said = html.message(str(error), "error lasting")
+            return {self.page.status: said, self.page.make: gr.update(interactive=True)}
         if not session.idle:
             session.stop_unseen()
         elif session.live is not None:
@@ -58,7 +59,7 @@ class EventHandlers:
         notice = html.message(session.notice)
         if session.was_damaged:
             session.was_damaged = False
-            notice = html.message("What was saved of this session cannot be read, and was put aside.", "error")
+            notice = html.message("What was saved of this session cannot be read, and was put aside.", "error lasting")
         shown = self.updates.session(session, view="edit")
         return {self.page.key: session.key, **shown, self.page.status: notice}
 

@@ -6,12 +6,13 @@ Knows results and views of pictures; neither gradio nor sessions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from difflib import SequenceMatcher
 from html import escape
 from typing import TYPE_CHECKING
 
 from app import views
+from fisedit.models.prompt_chunks import MAX_CHUNKS
 from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:
@@ -28,23 +29,56 @@ MAX_DIFF_CHARACTERS = 2_000
 _WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
 
 
-def changes(old: str, new: str) -> str:
-    """A prompt as it was and as it is now, in one line of HTML: removed words are struck out, added ones marked."""
+def changes(old: str, new: str, unknown: Collection[str] = ()) -> str:
+    """A prompt as it was and as it is now, in one line of HTML: removed words are struck out, added ones marked.
+
+    Args:
+        old: the prompt before.
+        new: the prompt now.
+        unknown: words that the model does not know, in lower case; they are underlined.
+    """
     before, after = _WORDS.findall(old), _WORDS.findall(new)
     old_plain, new_plain = ([word.strip().casefold() for word in words] for words in (before, after))
     parts = []
     for kind, i, j, k, m in SequenceMatcher(None, old_plain, new_plain, autojunk=False).get_opcodes():
         removed, added = "".join(before[i:j]), "".join(after[k:m])
         if kind == "equal":
-            parts.append(escape(added))
+            parts.append(_underlined(added, unknown))
             continue
-        parts += [_marked(words, tag) for words, tag in ((removed, "del"), (added, "ins")) if words]
+        marked = (escape(removed), "del"), (_underlined(added, unknown), "ins")
+        parts += [_marked(words, tag) for words, tag in marked if words]
     return "".join(parts)
 
 
 def _marked(words: str, tag: str) -> str:
     bare = words.lstrip()
-    return f"{words[: len(words) - len(bare)]}<{tag}>{escape(bare)}</{tag}>"
+    return f"{words[: len(words) - len(bare)]}<{tag}>{bare}</{tag}>"
+
+
+def _underlined(words: str, unknown: Collection[str]) -> str:
+    """Escaped words, of which those that the model does not know are underlined."""
+    if not unknown:
+        return escape(words)
+    parts = re.split(rf"\b({'|'.join(map(re.escape, unknown))})\b", words, flags=re.IGNORECASE)
+    return "".join(
+        f'<u title="not known by this model">{escape(part)}</u>' if i % 2 else escape(part)
+        for i, part in enumerate(parts)
+    )
+
+
+def tokens(counts: Sequence[int], room: int) -> str:
+    """How many tokens a prompt has, in one line of HTML; one that is too long to be read at once is warned of.
+
+    Args:
+        counts: tokens of each part that the text encoder reads by itself.
+        room: tokens that a part has at most.
+    """
+    if len(counts) == 1:
+        return f"<span>{counts[0]} of {room} tokens</span>" if counts[0] else ""
+    more = f"read in {len(counts)} parts of at most {room}"
+    if len(counts) > MAX_CHUNKS:
+        more = f"only the first {sum(counts[:MAX_CHUNKS])} are read"
+    return f'<span class="long">{sum(counts)} tokens: {more}</span>'
 
 
 def examples(vocabulary: Vocabulary | None) -> str:
@@ -117,13 +151,22 @@ def progress(run: RunProgress) -> str:
     return f'<div class="run"><progress max="{run.steps}" value="{run.step}"></progress><span>{text}</span></div>'
 
 
+OWN_WORDS = '<button type="button" class="own">Reset words</button>'
+"""By which the page's script puts the current picture's prompt back."""
+
 EARLIER = '<div class="earlier" role="group" aria-label="Earlier sessions" hidden></div>'
 """Where the page's script lists the browser's other sessions."""
 
 
 def message(words: str, kind: str = "") -> str:
-    """A sentence for the status line; `kind` is "error" for one that went wrong."""
-    role = "alert" if kind == "error" else "status"
+    """A sentence for the status line.
+
+    Args:
+        words: the sentence; "" for none.
+        kind: "error" for what went wrong with something that the user gave, until they change it; "error lasting" for
+            what went wrong otherwise; else "".
+    """
+    role = "alert" if kind.startswith("error") else "status"
     return f'<p class="said {kind}" role="{role}">{escape(words)}</p>' if words else ""
 
 

@@ -80,7 +80,7 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     erased = page.erase.click(events.on_erase, page.edit_inputs, shown, **run)
     extended = page.extend.click(events.on_extend, [page.prompt, *page.extension], shown, **run)
     for ended in (made, opened, edited, varied, erased, extended):  # what was typed meanwhile is told of
-        ended.then(None, js="() => { window.fisedit.typed(); }", **_QUICK)
+        ended.then(None, js="() => { window.fisedit.moveDraft(); }", **_QUICK)
     page.draw_live.click(events.on_live, page.edit_inputs, [page.stage, page.status], **_QUICK | _LIVE)
     page.measure.click(events.on_measure, None, shown, **run)
     page.reconnect.click(lambda: None, **_QUICK)
@@ -90,7 +90,7 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
 def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     latest = _UNQUEUED | {"trigger_mode": "always_last"}
     typed = [page.prompt, page.words, page.model]
-    page.show_words.click(events.on_words, typed, [page.words_line, page.words, page.status], **latest)
+    page.show_words.click(events.on_words, typed, [page.words_line, page.tokens, page.words, page.status], **latest)
     for button, cells in ((page.wider, 1), (page.tighter, -1)):
         button.click(events.on_widen(cells), page.grow, page.grow, **_UNQUEUED)
     reset = page.reset_region.click(events.on_reset, None, page.region_inputs, **_UNQUEUED)
@@ -108,6 +108,15 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     changes += [page.control.upload, page.control.clear, page.control_scale.release, page.edges.input]
     changes += [page.driven.input, *(slider.release for slider in (*page.pose, *page.expression))]
+    settings = [*page.settings_inputs, *page.extension, page.file]
+    gr.on(
+        [page.change_words.click, *changes, *(each.change for each in settings)],
+        None,
+        page.status,
+        page.status,
+        js="(status) => window.fisedit.answered(status)",
+        **_QUICK,
+    )
     gr.on(
         [page.show_preview.click, *changes],
         events.on_preview,
@@ -120,9 +129,10 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
 def _connect_history(page: PageComponents, events: EventHandlers) -> None:
     shown = page.session_outputs
     moves = {page.undo: handlers.undo, page.redo: handlers.redo, page.delete_now: handlers.delete_current}
-    for button, move in moves.items():
-        button.click(events.on_move(move), None, shown, **_UNQUEUED)
-    page.tree.select(events.on_select, None, shown, **_UNQUEUED)
+    moved = [button.click(events.on_move(move), None, shown, **_UNQUEUED) for button, move in moves.items()]
+    moved += [page.tree.select(events.on_select, None, shown, **_UNQUEUED)]
+    for event in moved:
+        event.then(None, js="() => { window.fisedit.showDraft(); }", **_QUICK)
     page.before.input(events.on_compare, page.before, [page.stage, page.status], **_UNQUEUED)
     page.delete.click(None, page.descendants, js="(follow) => { window.fisedit.remove(follow); }", **_QUICK)
     for button, make_file in ((page.download, export.picture_file), (page.save, export.export_session)):

@@ -28,6 +28,8 @@ from fisedit import Editor
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
+from fisedit.models.prompt_chunks import context_length, split_chunks
+from fisedit.models.prompt_weighting import parse
 from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
 from fisedit.pipeline import diff_prompts
@@ -124,6 +126,16 @@ class OfferedModel:
     def diff(self, old: str, new: str) -> EditScript:
         """What changes for it from one prompt to another; it need not be loaded."""
         return diff_prompts(old, new, self._tokenizer)
+
+    @property
+    def chunk_room(self) -> int:
+        """Tokens that its text encoder reads at once."""
+        return context_length(self._tokenizer) - 2
+
+    def count_tokens(self, prompt: str) -> tuple[int, ...]:
+        """Tokens of each chunk of a prompt, and of what is not read; it need not be loaded."""
+        chunks = split_chunks(parse(prompt), self._tokenizer)
+        return tuple(len(self._tokenizer(chunk.text, verbose=False)["input_ids"]) - 2 for chunk in chunks)
 
     def use_threads(self, available: int) -> None:
         """Set the number of OpenMP threads. A model of short steps leaves one core free for the server and the browser,

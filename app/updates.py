@@ -51,7 +51,7 @@ class PageUpdates:
         """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
         page, history = self.page, session.history
         cleared: Updates = {page.words_line: "", page.facts: "", **self.buttons(session)}
-        cleared[page.status] = html.message(session.unsaved, "error")
+        cleared[page.status] = html.message(session.unsaved, "error lasting")
         if not len(history):
             none = {page.stage: gr.update(picture={}, region="", live=""), page.cost_line: "", page.tree: ""}
             return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
@@ -111,7 +111,8 @@ class PageUpdates:
         }
 
     def words(self, session: Session, prompt: str, chosen: list[str] | None, model: str) -> Updates:
-        """The words of a new prompt that differ from the current one, and those that can be chosen.
+        """The words of a new prompt that differ from the current one, those that the model does not know, those that
+        can be chosen, and the number of tokens.
 
         Args:
             session: whose current prompt is compared; without one, words are named that the model does not know.
@@ -119,14 +120,17 @@ class PageUpdates:
             chosen: words that are selected; those of neither prompt are dropped.
             model: label of the model that is selected for new pictures.
         """
-        history = session.history
+        history, new = session.history, str(prompt)[: html.MAX_DIFF_CHARACTERS]
+        offered = self.pool.find(session.model_name(history.current)) if len(history) else self.pool.select(model)
+        vocabulary = offered.vocabulary if offered else None
+        counted = {self.page.tokens: html.tokens(offered.count_tokens(new), offered.chunk_room) if offered else ""}
         if not len(history):
-            vocabulary = self.pool.select(model).vocabulary
-            return {self.page.words_line: html.message(vocabulary.note(str(prompt)) if vocabulary else "")}
-        old, new = history.current.prompt, str(prompt)[: html.MAX_DIFF_CHARACTERS]
+            return counted | {self.page.words_line: html.message(vocabulary.note(new) if vocabulary else "")}
+        old, unknown = history.current.prompt, vocabulary.unknown_words(new) if vocabulary else ()
+        shown = html.changes(old, new, unknown) if old != new or unknown else ""
         known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
-        return {
-            self.page.words_line: html.changes(old, new) if old != new else "",
+        return counted | {
+            self.page.words_line: shown + html.OWN_WORDS * (old != new),
             self.page.words: gr.update(choices=known, value=[word for word in chosen or [] if word in known]),
         }
 

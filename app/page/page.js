@@ -1,14 +1,30 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 150, SOON = 20, SILENT = 2000, DRAFT = "fisedit-draft";
+  const PAUSE = 150, SOON = 20, SILENT = 2000, DRAFTS = "fisedit-drafts";
   const prompt = () => document.querySelector("#prompt textarea");
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
   let timer = 0, soon = 0;
 
+  /* Words that were typed and not run, by the picture that they were typed for ("" before the first one). */
+  const current = () => (document.querySelector("#history [aria-current]") || { dataset: { id: "" } }).dataset.id;
+  const drafts = () => {
+    try { return JSON.parse(sessionStorage.getItem(DRAFTS)) || {}; } catch { return {}; }
+  };
+  let edited = "", words = "";
+  const keepDraft = (words) => sessionStorage.setItem(DRAFTS, JSON.stringify({ ...drafts(), [edited]: words }));
+  const showDraft = () => {
+    const text = prompt(), draft = drafts()[edited = current()];
+    if (!text) return;
+    if (draft !== undefined) text.value = draft;
+    typed();
+  };
+
   document.addEventListener("input", (event) => {
     if (!event.target.closest || !event.target.closest("#prompt")) return;
-    sessionStorage.setItem(DRAFT, event.target.value);
+    keepDraft(event.target.value);
+    if (words !== event.target.value) press("changed");
+    words = event.target.value;
     clearTimeout(timer);
     clearTimeout(soon);
     soon = setTimeout(() => press("tell"), SOON);
@@ -20,9 +36,9 @@
   }, true);
 
   document.addEventListener("click", (event) => {
-    const example = event.target.closest("#examples button"), text = prompt();
-    if (!example || !text) return;
-    text.value = example.textContent;
+    const example = event.target.closest("#examples button"), own = event.target.closest("#words-line .own"), text = prompt();
+    if (!(example || own) || !text) return;
+    text.value = example ? example.textContent : document.querySelector("#stage .picture").alt;
     typed();
     text.focus();
   });
@@ -85,6 +101,10 @@
   const waits = () => document.querySelector("#found .waiting");
   const ask = () => {
     const text = prompt();
+    if (/The session is open/.test(document.querySelector("#found").textContent)) {
+      sessionStorage.removeItem(DRAFTS);
+      showDraft();
+    }
     if (!waits() || !text) return;
     text.focus();
     if (/What does it show/.test(waits().textContent)) text.select();
@@ -154,7 +174,7 @@
         if (!await held(one.key)) button.textContent = "It is open in another tab.";
         else {
           sessionStorage.setItem(KEY, one.key);
-          sessionStorage.removeItem(DRAFT);
+          sessionStorage.removeItem(DRAFTS);
           location.reload();
         }
       });
@@ -168,15 +188,22 @@
   window.fisedit = Object.assign(window.fisedit || {}, {
     typed,
     ask,
+    showDraft,
+    /* After a run, words go with its result. */
+    moveDraft: () => {
+      const { [edited]: _, ...others } = drafts();
+      sessionStorage.setItem(DRAFTS, JSON.stringify(others));
+      edited = current();
+      typed();
+    },
     /* What was typed before a reload, and the other sessions. */
     restore: () => {
       note();
       new MutationObserver(note).observe(document.querySelector("#history"), { childList: true, subtree: true });
-      const draft = sessionStorage.getItem(DRAFT), text = prompt();
-      if (!draft || !text || text.value === draft) return;
-      text.value = draft;
-      typed();
+      showDraft();
     },
+    /* The status line, without an error that was answered. */
+    answered: (status) => (status.includes('class="said error"') ? "" : { __type__: "update" }),
     /* A tab takes up its own session after a reload; a new tab the last one, unless another tab has it open. */
     key: async () => {
       const own = sessionStorage.getItem(KEY);

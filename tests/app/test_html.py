@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from app import handlers, html
 from tests.support.app.requests import CAT, DOG, last, made
 
@@ -11,6 +13,17 @@ def test_changed_words_are_marked_and_nothing_else_becomes_html():
     assert html.changes("a cat", "a cat in a hat") == "a cat <ins>in a hat</ins>"
     assert html.changes("a big cat", "a cat") == "a <del>big</del> cat"
     assert html.changes("a <b>", "a <script>x") == "a &lt;<del>b</del><ins>script</ins>&gt;<ins>x</ins>"
+
+
+def test_words_that_the_model_does_not_know_are_underlined():
+    told = html.changes("a cat <b>", "a Robott <b> ice-cream", ("robott", "ice-cream"))
+    assert re.findall(r"<u[^>]*>(.*?)</u>", told) == ["Robott", "ice-cream"] and "&lt;b&gt;" in told
+
+
+def test_tokens_beyond_what_is_read_at_once_are_warned_of():
+    assert html.tokens((0,), 75) == "" and "23 of 75" in html.tokens((23,), 75) and "long" not in html.tokens((75,), 75)
+    assert "80 tokens: read in 2 parts of at most 75" in html.tokens((75, 5), 75)
+    assert "605 tokens: only the first 600 are read" in html.tokens((75,) * 8 + (5,), 75)
 
 
 def test_names_in_the_history_are_escaped(state, session):

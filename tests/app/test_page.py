@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from tests.support.app.page import CAT, DOG, make, nodes, open_region, pixels, run
+from tests.support.app.page import CAT, DOG, make, nodes, open_region, pixels, run, stroke
 from tests.support.app.program import Program, settle
 from tests.support.app.requests import png
 
@@ -104,6 +104,66 @@ def test_words_that_are_typed_during_a_run_stay_and_outlive_a_reload(browser):
     page.reload()
     expect(nodes(page)).to_have_count(2)
     expect(page.locator("#prompt textarea")).to_have_value(later)
+
+
+def test_words_that_were_not_run_wait_at_their_picture(browser):
+    page = browser().open()
+    make(page)
+    run(page, DOG, 2)
+    prompt, fox = page.locator("#prompt textarea"), "a fox and a cake on a beach"
+    typed(page, fox)
+    expect(page.locator("#words-line ins")).to_have_text("fox")
+    nodes(page).first.click()
+    expect(prompt).to_have_value(CAT)
+    page.locator("#redo").click()
+    expect(prompt).to_have_value(fox)
+    expect(page.locator("#words-line ins")).to_have_text("fox")
+    page.get_by_role("button", name="Reset words").click()
+    expect(prompt).to_have_value(DOG)
+    expect(page.locator("#words-line")).to_have_text("")
+    typed(page, fox)
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(3)
+    expect(page.locator("#run")).to_be_visible()
+    nodes(page).nth(1).click()
+    expect(prompt).to_have_value(DOG)
+
+
+def test_an_error_goes_with_what_it_was_about(browser):
+    page = browser().open()
+    page.locator("#make").click()
+    expect(page.locator("#status .error")).to_contain_text("prompt must say something")
+    page.wait_for_timeout(500)  # what follows every run leaves it there
+    expect(page.locator("#status .error")).to_contain_text("prompt must say something")
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    status, wrong = page.locator("#status"), page.locator("#status .error")
+    for act in (
+        lambda: stroke(page, (0.3, 0.3), (0.6, 0.3)),
+        lambda: typed(page, DOG),
+        lambda: page.locator("#stage [data-press=wider]").click(),
+        nodes(page).first.click,
+    ):
+        page.locator("#erase").click()
+        expect(wrong).to_contain_text("nothing is marked")
+        act()
+        expect(status).to_have_text("")
+        page.locator("#stage").get_by_role("button", name="Clear").evaluate("(button) => button.click()")
+
+
+def test_words_that_the_model_does_not_know_are_underlined_and_tokens_counted(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    typed(page, CAT.replace("cat", "Robott"))
+    expect(page.locator("#words-line u")).to_have_text("Robott")
+    expect(page.locator("#words-line ins u")).to_have_count(1)
+    expect(page.locator("#tokens")).to_have_text(re.compile(r"^\s*\d+ of 75 tokens\s*$"))
+    typed(page, f"{CAT}, " * 15)
+    expect(page.locator("#tokens .long")).to_have_text("135 tokens: read in 2 parts of at most 75")
+    typed(page, DOG)
+    expect(page.locator("#words-line u")).to_have_count(0)
+    expect(page.locator("#tokens")).to_have_text(re.compile(r"^\s*8 of 75 tokens\s*$"))
 
 
 def test_words_are_weighed_by_keys(browser):
