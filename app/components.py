@@ -42,7 +42,7 @@ _PAGE = Path(__file__).parent / "page"
 
 
 class PageComponents:
-    """The page's components, laid out: header, stage and panel side by side, history below, and hidden ones.
+    """The page's components, laid out: header, stage and panel with the history side by side, and hidden ones.
 
     Args:
         pool: the models and LoRAs that the page offers.
@@ -72,9 +72,11 @@ class PageComponents:
             picture={},
             region="",
             live="",
+            photo="",
             apply_default_css=False,
             elem_id="stage",
         )
+        self.found = gr.HTML(elem_id="found", elem_classes="line")
         self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
         self.cost_line = gr.HTML(elem_id="truth", elem_classes="line")
         with gr.Row(elem_id="after"):
@@ -86,7 +88,6 @@ class PageComponents:
             self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
             self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
             self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
-        self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
 
     def _add_prompt(self) -> None:
         self.tokens = gr.HTML(elem_id="tokens", elem_classes="line")
@@ -108,6 +109,7 @@ class PageComponents:
         self.status = gr.HTML(elem_id="status")
         self.facts = gr.HTML(elem_id="facts", elem_classes="line")
         self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live")
+        self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
 
     def _add_region(self) -> None:
         with gr.Accordion("Region", open=False, elem_id="region-panel"):
@@ -166,7 +168,6 @@ class PageComponents:
                 elem_id="file",
             )
             self.earlier = gr.HTML(html.EARLIER, elem_id="earlier", elem_classes="line")
-            self.found = gr.HTML(elem_id="found", elem_classes="line")
             self.open = gr.Button("Open this picture", interactive=False, elem_id="open")
 
     def _add_settings(self) -> None:

@@ -17,7 +17,7 @@ import gradio as gr
 from app import export, handlers, html, inputs, live, variations, views
 from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
-from app.validation import GROW, NO_CONDITIONS, Busy, PartNotOpened, decode_picture
+from app.validation import NO_CONDITIONS, Busy, PartNotOpened, decode_picture, grow_bound
 from fisedit.errors import Cancelled, FisEditError, InputError, SessionError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class EventHandlers:
                 yield progress
 
         opened: list[EditResult] = []
-        yield from self._run(request, start)
+        yield from self._run(request, start, opens=True)
         if opened:
             yield {self.page.file: None, self.page.found: "", self.page.open: gr.update(interactive=False)}
 
@@ -279,14 +279,19 @@ class EventHandlers:
         history = self._session(request).history
         return {self.page.seed: history.current.config.seed, self.page.random: False} if len(history) else {}
 
-    def on_widen(self, cells: int) -> Callable[[float], int]:
+    def on_widen(self, cells: int) -> Callable[..., Updates]:
         """An event that makes the region wider by some cells, or tighter."""
-        low, high = GROW
-        return lambda grow: min(high, max(low, int(grow or 0) + cells))
 
-    def on_reset(self) -> Updates:
+        def handle(request: gr.Request, grow: float) -> Updates:
+            most = grow_bound(self._session(request).current.canvas.size)
+            return {self.page.grow: min(most, max(-most, int(grow or 0) + cells))}
+
+        return handle
+
+    def on_reset(self, request: gr.Request) -> Updates:
         """The region's controls as they are at first."""
-        return {self.page.words: [], self.page.instance: ALL_PIECES[1], **self.updates.region()}
+        region = self.updates.region(self._session(request))
+        return {self.page.words: [], self.page.instance: ALL_PIECES[1], **region}
 
     # History and files
 
@@ -339,8 +344,9 @@ class EventHandlers:
             notes = f"{found.message} {export.canvas_note(self.state, data, model)}".strip()
         except FisEditError as error:
             return {page.found: html.message(str(error), "error"), page.open: gr.update(interactive=False)}
-        waiting = html.waiting_picture(decode_picture(data), notes, ask=not found.prompt)
+        waiting = html.waiting_picture(notes, ask=not found.prompt)
         updates: Updates = {page.found: waiting, page.open: gr.update(interactive=True)}
+        updates |= {page.stage: gr.update(photo=views.screen_url(decode_picture(data)), live="")}
         updates |= {page.open_panel: gr.update(open=True)}
         updates |= {page.prompt: found.prompt} if found.prompt else {}
         return updates | (self.updates.settings(found.settings) if found.settings else {})
@@ -348,7 +354,12 @@ class EventHandlers:
     # What they share
 
     def _run(
-        self, request: gr.Request, start: Callable[[Session], Iterator[RunProgress]], prompt: str | None = ""
+        self,
+        request: gr.Request,
+        start: Callable[[Session], Iterator[RunProgress]],
+        prompt: str | None = "",
+        *,
+        opens: bool = False,
     ) -> Iterator[Updates]:
         """Show a run's progress, and the session after it.
 
@@ -357,11 +368,13 @@ class EventHandlers:
             start: begins the run.
             prompt: an edit's, whose previews are drawn inside its mask if that is known; "" for a new picture, whose
                 previews are drawn whole; None for a run without previews.
+            opens: whether the picture that waits on the stage is opened; else the stage shows the current one.
         """
         page, updates, session = self.page, self.updates, None
         try:
             session = self.state.session(_caller(request))
-            yield {**updates.buttons(session, busy=True), page.status: html.message("Starting ...")}
+            stage = gr.skip() if opens else gr.update(photo="")
+            yield {**updates.buttons(session, busy=True), page.status: html.message("Starting ..."), page.stage: stage}
             shown = 0.0
             for progress in start(session):
                 if progress.ahead:

@@ -16,8 +16,6 @@ from fisedit.models.prompt_chunks import MAX_CHUNKS
 from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from app.handlers import EditEstimate
     from app.runs import RunProgress
     from fisedit.history import EditResult
@@ -93,16 +91,18 @@ def estimate(edit: EditEstimate) -> str:
     preview = edit.preview
     if preview.nothing:
         return _line(f"Nothing to do: {preview.nothing}.")
-    cost = _seconds_as_text(edit.seconds, "about ")
     if preview.fallback:
-        return _line(f"The whole picture will be painted: {preview.fallback}.", cost, *preview.notes)
+        return _line(f"The whole picture will be painted: {preview.fallback}.", *preview.notes)
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you marked"
     )
     work = _work_as_text(preview.macs_dense, preview.macs)
     area = views.area_of(preview.mask, edit.size, edit.crop)
     share = f"{area:.0%}" if area >= 0.005 else "less than 1%"
-    return _line(f"{share} of the picture", confidence, cost, work, *preview.notes)
+    erases = (
+        "" if preview.diff.kind is not EditKind.IDENTICAL else "Erase leaves what lies outside: see that it covers all"
+    )
+    return _line(f"{share} of the picture", confidence, work, erases, *preview.notes)
 
 
 def cost_summary(
@@ -110,6 +110,7 @@ def cost_summary(
     parent: EditResult | None,
     full_seconds: float | None,
     *,
+    source: EditResult | None = None,
     source_text: str = "",
     unavailable: str = "",
 ) -> str:
@@ -119,6 +120,7 @@ def cost_summary(
         result: of any run.
         parent: what it was made from; None for a source.
         full_seconds: measured seconds of a run that computes the whole picture; None where none was measured.
+        source: the new picture that it goes back to, whose seconds are told beside; None for none.
         source_text: model and LoRAs of a source, or "".
         unavailable: why it cannot be edited, or "".
     """
@@ -132,6 +134,8 @@ def cost_summary(
     work = _work_as_text(stats.macs_dense, stats.macs)
     why = f"the whole picture was painted: {stats.fallback}" if stats.fallback else ""
     whole = _seconds_as_text(full_seconds, "in full ", " (measured)")
+    if full_seconds is None and source is not None and not source.config.opened:
+        whole = _seconds_as_text(source.stats.seconds["total"], "the new picture took ")
     outside = outside_as_text(parent, result)
     seed = f"seed {result.config.seed}" if result.config.seed != parent.config.seed else ""
     return _line(_seconds_as_text(total), whole, work, outside, seed, why, *stats.notes, unavailable)
@@ -170,17 +174,15 @@ def message(words: str, kind: str = "") -> str:
     return f'<p class="said {kind}" role="{role}">{escape(words)}</p>' if words else ""
 
 
-def waiting_picture(picture: Image, notes: str, *, ask: bool) -> str:
-    """A picture that waits to be opened, as HTML.
+def waiting_picture(notes: str, *, ask: bool) -> str:
+    """What is said of a picture that waits on the stage to be opened, as HTML.
 
     Args:
-        picture: from a file.
         notes: what the file says, and what becomes of the picture.
         ask: whether to ask for what it shows.
     """
     question = "What does it show? Say it as the prompt, then open it (Ctrl+Enter)." if ask else ""
-    text = message(f"{question} {notes}".strip())
-    return f'<div class="waiting"><img src="{views.screen_url(picture)}" alt="The picture to open">{text}</div>'
+    return f'<div class="waiting">{message(f"{question} {notes}".strip())}</div>'
 
 
 def tree(results: Iterable[EditResult], current: str | None) -> str:
@@ -247,4 +249,4 @@ def _seconds_as_text(seconds: float | None, before: str = "", after: str = "") -
 def _work_as_text(full: int, spent: int) -> str:
     """How much less arithmetic an edit is than a run that computes the whole picture; "" where it is no less."""
     times = full / spent if spent else 0.0
-    return f"{times:.1f} times less work" if times >= 1.05 else ""
+    return f"{times:.1f} times less arithmetic" if times >= 1.05 else ""

@@ -117,13 +117,14 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
         js="(status) => window.fisedit.answered(status)",
         **_QUICK,
     )
-    gr.on(
+    shown = gr.on(
         [page.show_preview.click, *changes],
         events.on_preview,
         page.edit_inputs,
         [page.stage, page.facts, page.instance],
         **latest,  # a run that joins the queue while a preview leaves it may never hear of itself
     )
+    shown.failure(None, None, page.facts, js="() => window.fisedit.failedPreview()", **_QUICK)
 
 
 def _connect_history(page: PageComponents, events: EventHandlers) -> None:
@@ -144,7 +145,12 @@ def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
     restored = [*page.session_outputs, *page.settings_inputs, page.found, page.open_panel]
     dropped = page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
     dropped.then(None, js="() => { window.fisedit.ask(); }", **_QUICK)
-    page.file.clear(lambda: ("", gr.update(interactive=False)), None, [page.found, page.open], **_UNQUEUED)
+    page.file.clear(
+        lambda: ("", gr.update(interactive=False), gr.update(photo="")),
+        None,
+        [page.found, page.open, page.stage],
+        **_UNQUEUED,
+    )
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
     suggested = [page.width, page.height, page.guidance, page.examples, page.status]

@@ -10,7 +10,7 @@ import gradio as gr
 
 from app import handlers, html, views
 from app.components import ALL_PIECES, SCHEDULERS
-from app.validation import label
+from app.validation import GROW, grow_bound, label
 from fisedit.values import Quality, SchedulerName
 
 if TYPE_CHECKING:
@@ -40,12 +40,23 @@ class PageUpdates:
         """The session after a run: the prompt stays as it is, as more may have been typed meanwhile."""
         shown = self.session(session, view="compare")
         shown.pop(self.page.prompt, None)
-        return shown | (self.region() if session.current.parent is None else {})
+        return shown | (self.region(session) if session.current.parent is None else {})
 
-    def region(self) -> Updates:
+    def region(self, session: Session) -> Updates:
         """The region's controls as they are at first."""
         page = self.page
-        return {page.grow: 0, page.only: False, page.feather: 0, page.strength: 1, page.quality: Quality.BALANCED}
+        return {
+            page.grow: self._grow(session, value=0),
+            page.only: False,
+            page.feather: 0,
+            page.strength: 1,
+            page.quality: Quality.BALANCED,
+        }
+
+    def _grow(self, session: Session, **more: Any) -> Updates:
+        """The slider of the region's width, whose ends the picture sets."""
+        most = grow_bound(session.current.canvas.size) if len(session.history) else GROW[1]
+        return gr.update(minimum=-most, maximum=most, **more)
 
     def session(self, session: Session, view: str) -> Updates:
         """Everything that shows the state of a session; `view` is the stage's: "edit" or "compare"."""
@@ -53,19 +64,20 @@ class PageUpdates:
         cleared: Updates = {page.words_line: "", page.facts: "", **self.buttons(session)}
         cleared[page.status] = html.message(session.unsaved, "error lasting")
         if not len(history):
-            none = {page.stage: gr.update(picture={}, region="", live=""), page.cost_line: "", page.tree: ""}
+            none = {page.stage: gr.update(picture={}, region="", live="", photo=""), page.cost_line: "", page.tree: ""}
             return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
         current = history.current
         parent = history.find(current.parent) if current.parent is not None else None
         others = [(f"{n}. {html.caption(r)}", r.id) for n, r in enumerate(history, 1) if r is not current]
         return cleared | {
-            page.stage: gr.update(picture=self.picture(current, parent, view), region="", live=""),
+            page.stage: gr.update(picture=self.picture(current, parent, view), region="", live="", photo=""),
             page.cost_line: self._cost_summary(session, current, parent),
             page.tree: html.tree(history, current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
             page.prompt: current.prompt,
             page.words: gr.update(choices=list(dict.fromkeys(re.findall(r"\w+", current.prompt.lower()))), value=[]),
             page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
+            page.grow: self._grow(session),
             page.descendants: handlers.count_descendants(session),
         }
 
@@ -184,5 +196,10 @@ class PageUpdates:
         source_text = " ".join(filter(None, (made, f"with {loras}" if loras else "")))
         unavailable = "" if model else f"made by {label(name)}, which is not offered: start the app with it, as --model"
         return html.cost_summary(
-            result, parent, session.measured.get(result.id), source_text=source_text, unavailable=unavailable
+            result,
+            parent,
+            session.measured.get(result.id),
+            source=session.history.lineage(result.id)[0],
+            source_text=source_text,
+            unavailable=unavailable,
         )

@@ -14,7 +14,7 @@ from fisedit.drive import Drive
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.masking.region import Region
 from fisedit.storage import images
-from fisedit.values import CLIP_SKIPS, Quality, SchedulerName, check_quality
+from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, Quality, SchedulerName, check_quality
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -223,6 +223,15 @@ def check_region(region: RegionSettings) -> RegionSettings:
     if region.regions and (region.grow or region.feather or region.protect is not None):
         raise InputError("regions have grow and feather of their own, got others; say them inside each region")
     return replace(region, regions=tuple((each, clean_prompt(prompt)) for each, prompt in region.regions))
+
+
+def grow_bound(canvas: tuple[int, int]) -> int:
+    """Latent cells that the page lets a region grow or shrink by: a quarter of the canvas's shorter side.
+
+    Args:
+        canvas: width and height in pixels.
+    """
+    return min(GROW[1], max(1, min(canvas) // LATENT_FACTOR // 4))
 
 
 def check_extension(widths: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:

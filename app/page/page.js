@@ -218,6 +218,16 @@
       sessionStorage.setItem(KEY, key);
       held(key);
     },
+    /* A line for a preview that failed: a number is out of its slider's range, which gradio refuses without a word. */
+    failedPreview: () => {
+      const wrong = ({ validity }) => validity.rangeOverflow || validity.rangeUnderflow;
+      const field = [...document.querySelectorAll("input[type=number]")].find(wrong);
+      const line = Object.assign(document.createElement("p"), { className: "said error", role: "alert" });
+      line.textContent = field
+        ? `${field.ariaLabel.replace("number input for ", "")} must be from ${field.min} to ${field.max}, got ${field.value}.`
+        : "That should not have happened: see the server's log.";
+      return line.outerHTML;
+    },
     remove: (follow) => {
       if (!follow || window.confirm(`Delete this picture and ${follow} made from it?`)) press("delete-now");
     },

@@ -1,5 +1,5 @@
 /* The stage: a picture, the region over it, strokes, a run's preview, and before / after.
-   Python sets `picture`, `region` and `live`; `value` is what was painted, a PNG as a data URL. */
+   Python sets `picture`, `region`, `live` and `photo`, which waits to be opened; `value` is what was painted, a PNG as a data URL. */
 const find = (selector) => element.querySelector(selector);
 const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
 const ring = find(".ring");
@@ -281,6 +281,13 @@ watch("live", () => {
   stage.toggleAttribute("data-drawing", Boolean(props.live));
   if (props.live) view("edit");
 });
+watch("photo", () => {
+  source(".photo", props.photo);
+  stage.toggleAttribute("data-waiting", Boolean(props.photo));
+  if (!props.photo && shown) frame.style.setProperty("--ratio", shown.width / shown.height);
+  if (props.photo) zoomTo(1);
+});
+find(".photo").addEventListener("load", ({ target }) => frame.style.setProperty("--ratio", target.naturalWidth / target.naturalHeight));
 find(".live").addEventListener("load", ({ target }) => { if (!shown) frame.style.setProperty("--ratio", target.naturalWidth / target.naturalHeight); });
 window.fisedit = Object.assign(window.fisedit || {}, { undoStroke: undo, view });
 choose("tool", "tool", tool);

@@ -7,4 +7,5 @@ watch("value", () => {
   if (!here) return; /* the strip alone moves: the page stays where it is */
   const box = here.getBoundingClientRect(), all = tree.getBoundingClientRect();
   tree.scrollLeft += box.left + box.width / 2 - all.left - all.width / 2;
+  tree.scrollTop += box.top + box.height / 2 - all.top - all.height / 2;
 });

@@ -125,7 +125,7 @@ def upscale_note(size: tuple[int, int], canvas: tuple[int, int]) -> str:
     times = math.sqrt(math.prod(size) / math.prod(canvas))
     note = f"painted on {canvas[0]}x{canvas[1]} pixels and enlarged {times:.1f} times"
     return (
-        f"{note}; open a part of the picture, or give width and height, for finer paint" if times > MAX_UPSCALE else ""
+        f"{note}; paint or box a part of the picture, or open it alone, for finer detail" if times > MAX_UPSCALE else ""
     )
 
 

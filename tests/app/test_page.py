@@ -277,21 +277,31 @@ def test_what_is_written_can_be_read(browser, scheme):
 
 
 def test_on_a_phone_the_buttons_stay_in_sight_and_are_large_enough(browser):
-    page = browser(viewport={"width": 390, "height": 844}, has_touch=True).open()
+    page = browser(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open()
+    open_region(page)
     make(page)
-    expect(nodes(page)).to_have_count(1)
+    run(page, DOG, 2)
+    page.get_by_role("radio", name="Edit").click()
+    typed(page, CAT)
+    expect(page.locator("#facts")).to_contain_text("picture")
+    page.get_by_role("button", name="Open a picture or a saved session").click()
     page.evaluate("() => window.scrollTo(0, 0)")
     box = page.locator("#make").bounding_box()
     assert box["y"] + box["height"] <= 844
-    for button in page.locator("#after button, #actions button, #stage button").all():
-        if button.is_visible():
-            assert button.bounding_box()["height"] >= 43.5, button.inner_text()
+    small = {
+        button.evaluate("(node) => node.outerHTML.slice(0, 120)"): box
+        for button in page.locator("#desk button").all()
+        if button.is_visible() and min((box := button.bounding_box())["width"], box["height"]) < 43.5
+    }
+    assert not small
 
 
 def test_a_dropped_picture_is_shown_and_opened_with_the_words_that_were_asked_for(browser):
     page = browser().open()
     page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", (128, 128), "teal")))])
-    expect(page.locator("#found img")).to_be_visible()
+    assert (pixels(page, ".photo") == (0, 128, 128)).all()
+    for shown in ("#stage .photo", "#stage .open", "#found .waiting"):
+        expect(page.locator(shown)).to_be_in_viewport()
     expect(page.locator("#found")).to_contain_text("What does it show?")
     expect(page.locator("#prompt textarea")).to_be_focused()
     page.keyboard.type("a teal wall")
@@ -299,8 +309,50 @@ def test_a_dropped_picture_is_shown_and_opened_with_the_words_that_were_asked_fo
     expect(nodes(page)).to_have_count(1)
     assert (pixels(page, ".picture") == (0, 128, 128)).all()
     expect(page.locator("#history [data-id]")).to_have_attribute("title", re.compile("a teal wall"))
-    expect(page.locator("#found img")).to_have_count(0)
+    expect(page.locator("#stage .photo")).to_be_hidden()
+    expect(page.locator("#found")).to_have_text("")
     expect(page.locator("#open")).to_be_disabled()
+
+
+def test_a_waiting_picture_lies_over_the_current_one_until_something_else_is_asked_for(browser):
+    page = browser(viewport={"width": 1280, "height": 900}).open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    photo, picture = page.locator("#stage .photo"), page.locator("#stage .picture")
+    page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", (256, 128), "teal")))])
+    expect(photo).to_be_visible()
+    expect(picture).to_be_hidden()
+    box = photo.bounding_box()
+    assert box["width"] / box["height"] == pytest.approx(2, rel=0.02)
+    nodes(page).first.click()
+    expect(photo).to_be_hidden()
+    expect(picture).to_be_visible()
+    page.locator("#open").click()  # it can still be opened
+    expect(nodes(page)).to_have_count(2)
+    assert (pixels(page, ".picture") == (0, 128, 128)).all()
+
+
+def test_the_history_is_seen_beside_the_picture(browser):
+    page = browser(viewport={"width": 1280, "height": 900}).open()
+    typed(page, CAT)
+    page.locator("#make").click()
+    expect(nodes(page)).to_have_count(1)
+    expect(nodes(page).first).to_be_in_viewport(ratio=1)
+
+
+def test_a_number_out_of_range_is_said_in_one_line(browser):
+    watched = browser()
+    page = watched.open()
+    open_region(page)
+    make(page)
+    typed(page, DOG)
+    expect(page.locator("#facts")).to_contain_text("picture")
+    page.locator("#grow input[type=number]").fill("99")
+    said = page.locator("#facts .said")
+    expect(said).to_have_text("Wider or tighter must be from -4 to 4, got 99.")  # a quarter of 16 cells
+    page.locator("#grow input[type=number]").blur()
+    expect(said).to_have_count(0)
+    watched.bad[:] = [line for line in watched.bad if "400" not in line]  # Chromium's own of the refused call
 
 
 def test_a_reload_during_a_run_says_that_it_was_stopped(browser, steps):
