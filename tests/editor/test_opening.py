@@ -268,7 +268,7 @@ def test_coarse_paint_is_told(editor, size, told):
     """Once the picture is twice as large as what the model paints on; a larger canvas helps."""
     opened(editor, scene(*size))
     notes = editor.edit(DOG, mask=BLOBS if size[0] == size[1] else grids(13, 20)["blobs"], growth=1).stats.notes
-    assert any("painted on 160x104 pixels and enlarged 2.7 times; open a part" in note for note in notes) is told
+    assert any("painted on 160x104 pixels and enlarged 2.7 times; paint or box" in note for note in notes) is told
     opened(editor, scene(*size), width=216, height=144)
     assert not any("enlarged" in note for note in editor.edit(DOG, mask=grids(18, 27)["square"]).stats.notes)
 
