@@ -277,7 +277,9 @@ class EventHandlers:
     def on_reuse(self, request: gr.Request) -> Updates:
         """The seed of the picture on the stage, for new pictures."""
         history = self._session(request).history
-        return {self.page.seed: history.current.config.seed, self.page.random: False} if len(history) else {}
+        if not len(history):
+            return {self.page.seed: gr.skip()}
+        return {self.page.seed: history.current.config.seed, self.page.random: False}
 
     def on_widen(self, cells: int) -> Callable[..., Updates]:
         """An event that makes the region wider by some cells, or tighter."""

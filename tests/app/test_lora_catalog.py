@@ -230,7 +230,7 @@ def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain)
     painted = last(handlers.edit(state, session, CAT, region, look))
     assert same(source, plain.generate(CAT, **QUICK))
     assert same(painted, plain.edit(CAT, mask=SQUARE, reference=RED)) and not same(painted, source)
-    assert [one.scale for one in painted.config.like] == [0.5]
+    assert [one.use.scale for one in painted.config.like] == [0.5]
 
 
 def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path):
