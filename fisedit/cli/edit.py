@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -127,6 +128,9 @@ def edit(
     box: opt.Boxes = None,
     point: opt.Points = None,
     point_outside: opt.PointsOutside = None,
+    detect: opt.Detect = None,
+    label: opt.Labels = None,
+    threshold: opt.Threshold = 0.5,
     region: opt.RegionFile = None,
     regions: opt.RegionsFile = None,
     context_ratio: opt.Context = 0.5,
@@ -185,7 +189,10 @@ def edit(
     if session is not None:
         _check_session(context)
         context.with_resource(session_folder.lock(session))
-    opened, (place, areas) = read_image(picture or origin), edit_areas(context)
+    opened = read_image(picture or origin)
+    place, areas = edit_areas(context, opened)
+    if opened is not None and detect == "alpha":  # what is painted there shall be seen
+        opened = replace(opened, image=opened.image.convert("RGB"))
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
@@ -288,7 +295,7 @@ def _check_source(context: typer.Context) -> None:
         raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
 
 
-_MARKS = ("mask", "box", "point", "word", "region")
+_MARKS = ("mask", "box", "point", "detect", "word", "region")
 """Options that say where."""
 
 _NO_USE = {
@@ -307,14 +314,14 @@ def _check_prompt(context: typer.Context) -> None:
     explicit = options_given(context)
     if not {"prompt", *_NO_USE} & explicit:
         raise InputError(
-            "give a --prompt, or --erase what a --mask, --box, --point, --word or --region marks; got none"
+            "give a --prompt, or --erase what a --mask, --box, --point, --detect, --word or --region marks; got none"
         )
     for option, without in _NO_USE.items():
         if option in explicit and (inapplicable := [name for name in without if name in explicit]):
             name = inapplicable[0].removesuffix("_ratio").replace("_", "-")
             raise InputError(f"--{option} has no use for --{name}; leave it out")
     if "erase" in explicit and not set(_MARKS) & explicit:
-        raise InputError("--erase needs a --mask, --box, --point, --word or --region, got none; give one")
+        raise InputError("--erase needs a --mask, --box, --point, --detect, --word or --region, got none; give one")
     if is_canny(context.params["control"]) and "picture" not in explicit:
         raise InputError("--control canny is of a --picture, got none; give a control picture's file")
     check_marks(context)

@@ -114,7 +114,7 @@ Detect = Annotated[
     str | None,
     Option(
         metavar="DETECTOR",
-        help="Edit what this finds in each picture: a folder or hub id of a detector or segmentation model of "
+        help="Edit what this finds in a picture: a folder or hub id of a detector or segmentation model of "
         "transformers, a .json file (COCO's layout) or .csv file with boxes, or alpha for what is transparent.",
     ),
 ]

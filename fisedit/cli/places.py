@@ -12,18 +12,22 @@ from fisedit.errors import InputError
 
 if TYPE_CHECKING:
     import typer
+    from PIL.Image import Image
 
     from fisedit import Region
+    from fisedit.storage.images import DecodedImage
 
 N = TypeVar("N", int, float)
 
 
-def edit_areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
+def edit_areas(context: typer.Context, opened: DecodedImage | None) -> tuple[Region | None, dict[str, Any]]:
     """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
     from fisedit import Region
 
     given = context.params
     marked, several = marked_region(context), _read_regions(given["regions"])
+    if opened is not None and given["detect"] is not None:
+        marked = Region.union([*([] if marked is None else [marked]), _detected(context, opened.image)])
     areas = {"strength": given["strength"], "seed": given["edit_seed"], "quality": given["quality"]}
     areas |= {"regions": several} if several else {"region": chosen_region(context, marked)}
     place = Region.union(each for each, _ in several) if several else marked
@@ -33,8 +37,12 @@ def edit_areas(context: typer.Context) -> tuple[Region | None, dict[str, Any]]:
 def check_marks(context: typer.Context) -> None:
     """Check that options of marks have the marks that they are of. Raises InputError."""
     explicit = options_given(context)
-    if "instance" in explicit and {"mask", "box", "point", "region"} & explicit and "word" not in explicit:
+    if "instance" in explicit and {"mask", "box", "point", "region"} & explicit and not {"word", "detect"} & explicit:
         raise InputError("--instance is of what words find, got a mask, box, point or region; leave it out")
+    if "detect" in explicit and not {"picture", "origin"} & explicit:
+        raise InputError("--detect is of a --picture or --from, got none; give one")
+    if {"label", "threshold"} & explicit and "detect" not in explicit:
+        raise InputError("--label and --threshold are of --detect, got none; give one")
     if context.params["soft"] and "mask" not in explicit:
         raise InputError("--soft is of a --mask, got none; give one")
     if "point_outside" in explicit and "point" not in explicit:
@@ -57,6 +65,25 @@ def marked_region(context: typer.Context) -> Region | None:
     if (mask := read_mask(given["mask"])) is not None:
         regions.insert(0, Region.mask(mask, soft=given["soft"]))
     return Region.union(regions) if regions else None
+
+
+def _detected(context: typer.Context, picture: Image) -> Region:
+    """What --detect finds in a picture, all of it or the --instance alone."""
+    from fisedit import Region
+    from fisedit.errors import MaskError
+    from fisedit.integrations.mask_providers import ALL, find, open_provider
+    from fisedit.storage.canvas import to_editable
+
+    given = context.params
+    threshold, labels = given["threshold"], given["label"] or ()
+    provider = open_provider(given["detect"], threshold=threshold, local_files_only=given["local_files_only"])
+    path, instance = given["picture"] or given["origin"], given["instance"]
+    which = ALL if instance is None or given["word"] else str(instance)
+    found = find(provider, to_editable(picture), path.name, labels=labels, threshold=threshold, instance=which)
+    if not found:
+        what = " or ".join(labels) or "anything"
+        raise MaskError(f"--detect must find {what} in {path}, got nothing; lower --threshold, or give a --box")
+    return Region.union(each.region for each in found)
 
 
 def _read_regions(path: Path | None) -> list[tuple[Region, str]]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fisedit.errors import InputError, MaskError, ModelError
 from fisedit.masking.region import Region
+from fisedit.models.loader import quiet_loaders
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -287,16 +288,17 @@ class TransformersDetector:
 
         options = {"local_files_only": local_files_only, "trust_remote_code": False}
         try:
-            names = transformers.AutoConfig.from_pretrained(model, **options).architectures or ["unknown"]
-            kind = next((end for end in _TASKS if names[0].endswith(end)), None)
-            if kind is None:
-                raise ModelError(f"a detector must detect or segment objects, got {names[0]} in {model}")
-            processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
-            loader = getattr(transformers, f"AutoModel{kind}")
-            detector = loader.from_pretrained(model, use_safetensors=True, **options).eval().float()
-            self._by_class = kind == "ForSemanticSegmentation"
-            self._options = {} if self._by_class else {"threshold": threshold}
-            self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
+            with quiet_loaders():
+                names = transformers.AutoConfig.from_pretrained(model, **options).architectures or ["unknown"]
+                kind = next((end for end in _TASKS if names[0].endswith(end)), None)
+                if kind is None:
+                    raise ModelError(f"a detector must detect or segment objects, got {names[0]} in {model}")
+                processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
+                loader = getattr(transformers, f"AutoModel{kind}")
+                detector = loader.from_pretrained(model, use_safetensors=True, **options).eval().float()
+                self._by_class = kind == "ForSemanticSegmentation"
+                self._options = {} if self._by_class else {"threshold": threshold}
+                self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
         except (OSError, ValueError, KeyError, ImportError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             wanted = "an object detection or segmentation model that transformers knows, with safetensors"

@@ -217,19 +217,45 @@ def test_a_trained_model_finds_drawn_things():
 
 def test_a_batch_edits_what_a_trained_model_finds(fisedit, tmp_path, model):
     """Every cat, and no pixel of anything else."""
-    scenes = (draw(HELD_OUT_SEED, index) for index in range(100))
-    cat = 1 + OBJECTS.index("cat")
-    pixels, classes = next(each for each in scenes if (each[1] == cat).sum() > 300 and len(np.unique(each[1])) > 2)
-    (tmp_path / "in").mkdir()
-    Image.fromarray(pixels).save(tmp_path / "in/scene.png")
+    pixels, is_cat = scene(tmp_path / "in")
     words = ("--prompt", "a dog", "--source-prompt", "a cat", "--detect", DETECTOR, "--label", "cat", "--model", model)
     ran = fisedit("batch", "in", "out", *words, "--num-inference-steps", 2, "--workers", 0, "--json")
     assert ran.status == 0, ran.out
     (item,) = json.loads(ran.out)["items"]
     assert item["notes"][0] == "found 1: cat (100%)"
     after = np.asarray(Image.open(tmp_path / "out/scene.png").convert("RGB"))
-    changed, is_cat = (after != pixels).any(-1), classes == cat
+    changed = (after != pixels).any(-1)
     assert changed[is_cat].mean() > 0.9 and not changed[~binary_dilation(is_cat, iterations=12)].any()
+
+
+def scene(folder) -> tuple[np.ndarray, np.ndarray]:
+    """A scene with a cat and something else in folder/scene.png: its pixels and the cat's."""
+    cat, scenes = 1 + OBJECTS.index("cat"), (draw(HELD_OUT_SEED, index) for index in range(100))
+    pixels, classes = next(each for each in scenes if (each[1] == cat).sum() > 300 and len(np.unique(each[1])) > 2)
+    folder.mkdir(exist_ok=True)
+    Image.fromarray(pixels).save(folder / "scene.png")
+    return pixels, classes == cat
+
+
+def test_an_edit_goes_where_a_trained_model_finds_its_label(fisedit, tmp_path, model):
+    pixels, is_cat = scene(tmp_path)
+    words = ("--picture", "scene.png", "--source-prompt", "a cat", "--model", model, "--num-inference-steps", 2)
+    found = ("--detect", DETECTOR, "--label", "cat")
+    for what in (("--prompt", "a dog", *found), ("--erase", *found, "--instance", 0)):
+        assert fisedit("edit", *words, *what, "--output", "edit.png").status == 0
+        changed = (np.asarray(Image.open(tmp_path / "edit.png").convert("RGB")) != pixels).any(-1)
+        assert changed[is_cat].mean() > 0.9 and not changed[~binary_dilation(is_cat, iterations=12)].any()
+    for options, why in (
+        (
+            ("--prompt", "a dog", "--detect", DETECTOR, "--label", "moon"),
+            "--detect must find moon in scene.png, got nothing",
+        ),
+        (("--prompt", "a dog", "--label", "cat"), "--label and --threshold are of --detect, got none"),
+    ):
+        ran = fisedit("edit", *words, *options)
+        assert ran.status and why in ran.err and ran.err.count("\n") == 1, ran.err
+    alone = fisedit("edit", "--source-prompt", "a cat", "--prompt", "a dog", "--detect", DETECTOR, "--model", model)
+    alone.refused("input", "--detect is of a --picture or --from, got none; give one")
 
 
 def test_parts_of_a_class_are_things_of_their_own(monkeypatch):
