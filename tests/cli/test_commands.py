@@ -92,11 +92,11 @@ class TestUsage:
         [
             (
                 ["--source-prompt", "a cat"],
-                "give a --prompt, or --erase what a --mask, --box, --point, --word or --region marks; got none",
+                "give a --prompt, or --erase what a --mask, --box, --point, --detect, --word or --region marks; got none",
             ),
             (
                 ["--source-prompt", "a cat", "--erase"],
-                "--erase needs a --mask, --box, --point, --word or --region, got none",
+                "--erase needs a --mask, --box, --point, --detect, --word or --region, got none",
             ),
             (
                 ["--source-prompt", "a cat", "--erase", "--box", "0,0,9,9", "--strength", "1"],
