@@ -31,6 +31,7 @@ CAT = "a cat and a cake on a beach"
 DOG = "a dog and a cake on a beach"
 CASTLE = "a dog and a castle on a beach"
 RECIPE = {"seed": 7, "guidance_scale": 4.0, "num_inference_steps": 8}
+SOURCE = RECIPE | {"width": 128, "height": 128}
 
 Shots = Iterator[tuple[str, Shot]]
 
@@ -56,7 +57,7 @@ class Bench:
     def sourced(self, **options: int | None) -> Editor:
         """A new editor that stands on the common source."""
         editor = self.editor(**options)
-        editor.generate(CAT, **RECIPE)
+        editor.generate(CAT, **SOURCE)
         return editor
 
 
@@ -89,17 +90,17 @@ def cells(top: int, left: int, side: int) -> NDArray[np.bool_]:
 def generate(bench: Bench) -> Shots:
     """Sources: sizes, guidance, weighted and negative prompts."""
     editor = bench.editor()
-    yield "source", shot_of_result(editor.generate(CAT, **RECIPE))
+    yield "source", shot_of_result(editor.generate(CAT, **SOURCE))
     yield "wide", shot_of_result(editor.generate("a (cat:1.3) on a beach", **(RECIPE | {"width": 160, "height": 96})))
-    yield "unguided", shot_of_result(editor.generate(DOG, **(RECIPE | {"guidance_scale": 1.0})))
-    yield "negative", shot_of_result(editor.generate(DOG, negative_prompt="snow", **RECIPE))
+    yield "unguided", shot_of_result(editor.generate(DOG, **(SOURCE | {"guidance_scale": 1.0})))
+    yield "negative", shot_of_result(editor.generate(DOG, negative_prompt="snow", **SOURCE))
 
 
 def schedulers(bench: Bench) -> Shots:
     """A source and an edit with every sampler but DDIM, which the other cases use."""
     for name in ("dpmsolver++", "euler", "euler_a", "lcm"):
         editor = bench.editor()
-        editor.generate(CAT, scheduler=name, **RECIPE)
+        editor.generate(CAT, scheduler=name, **SOURCE)
         yield f"{name.replace('+', 'p')}-edit", shot_of_result(editor.edit(DOG))
 
 
@@ -182,9 +183,9 @@ def reference(bench: Bench) -> Shots:
     """The look of a picture, for a source, for an edit of it, and for an edit of a plain source."""
     editor = bench.editor()
     editor.load_adapter("demo-look")
-    yield "source", shot_of_result(editor.generate(CAT, reference=picture("reference.png"), **RECIPE))
+    yield "source", shot_of_result(editor.generate(CAT, reference=picture("reference.png"), **SOURCE))
     yield "edit", shot_of_result(editor.edit(DOG))
-    editor.generate(CAT, **RECIPE)
+    editor.generate(CAT, **SOURCE)
     yield "plain", shot_of_result(editor.edit(DOG, reference=picture("reference.png")))
 
 
@@ -192,12 +193,12 @@ def with_lora(bench: Bench) -> Shots:
     """A LoRA at work, at another scale, and taken out again."""
     editor = load()
     name = editor.load_lora(lora.write(editor.pipe, bench.folder / "golden.safetensors"), scale=0.8)
-    yield "source", shot_of_result(editor.generate(CAT, **RECIPE))
+    yield "source", shot_of_result(editor.generate(CAT, **SOURCE))
     yield "edit", shot_of_result(editor.edit(DOG))
     editor.scale_loras({name: -0.5})
     yield "scaled", shot_of_result(editor.edit(CASTLE))
     editor.unload_lora(name)
-    yield "unloaded", shot_of_result(editor.generate(CAT, **RECIPE))
+    yield "unloaded", shot_of_result(editor.generate(CAT, **SOURCE))
 
 
 def opened(bench: Bench) -> Shots:
@@ -284,7 +285,7 @@ def graphs(bench: Bench) -> Shots:
     """The stand-in for captured graphs: a source, edits by words, and what it cannot do."""
     with graphs_wanted():
         editor = bench.editor()
-        source = editor.generate(CAT, **RECIPE)
+        source = editor.generate(CAT, **SOURCE)
         yield "source", shot_of_result(source)
         yield "words", shot_of_result(editor.edit(DOG))
         yield "next", shot_of_result(editor.edit(CASTLE, strength=0.6))

@@ -26,7 +26,7 @@ import torch
 from PIL import Image
 
 from fisedit import Editor
-from tests.golden.cases import CASTLE, CAT, DOG, RECIPE, box, cells, load, picture
+from tests.golden.cases import CASTLE, CAT, DOG, RECIPE, SOURCE, box, cells, load, picture
 from tests.golden.outcome import STATS, machine
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def told_of_session(editor: Editor) -> dict[str, Any]:
 def generated() -> Editor:
     """A source, an edit, another of the source, and one of that: two branches."""
     editor = load()
-    source = editor.generate(CAT, **RECIPE)
+    source = editor.generate(CAT, **SOURCE)
     editor.edit(DOG)
     editor.checkout(source.id)
     editor.edit("a cat and a (castle:1.2) on a beach", mask=cells(5, 9, 6), structure=0.5)
@@ -140,7 +140,7 @@ def look() -> Editor:
     """A plain source and an edit that takes the look of a picture."""
     editor = load()
     editor.load_adapter("demo-look", scale=0.9)
-    editor.generate(CAT, **RECIPE)
+    editor.generate(CAT, **SOURCE)
     editor.edit(DOG, reference=picture("reference.png"))
     return editor
 
@@ -165,7 +165,7 @@ def write_pictures() -> dict[str, Any]:
     folder = FILES / "pictures"
     folder.mkdir()
     editor = load()
-    editor.generate(CAT, negative_prompt="snow", **RECIPE)
+    editor.generate(CAT, negative_prompt="snow", **SOURCE)
     editor.edit(DOG)
     editor.edit("a dog and a (castle:1.2) on a beach", mask=cells(5, 9, 6), structure=0.3)
     editor.edit("a fox and a (castle:1.2) on a beach", strength=0.7)

@@ -87,7 +87,7 @@ def test_drift_grows_the_mask_and_the_edit_is_that_of_the_larger_mask(editor, mo
 def test_a_mask_that_is_too_small_is_noticed_and_grown(shipped, words, grow):
     """The words' own mask, eroded; nothing stands in for the check."""
     editor = Editor(shipped)
-    source = editor.generate(CAT, seed=11, guidance_scale=4.0)
+    source, grow = editor.generate(CAT, seed=11, guidance_scale=4.0), grow * editor.native_size // 128
     small, result = editor.preview(words, grow=grow).mask.grid, editor.edit(words, grow=grow)
     assert result.mask.area > 2 * small.mean() and (result.mask.grid >= small).all()
     assert any("the mask was grown" in note for note in result.stats.notes) and not result.stats.fallback

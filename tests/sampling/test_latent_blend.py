@@ -115,7 +115,7 @@ def test_cells_that_join_late_begin_with_the_noise_of_the_edits_seed(pipelines):
 @pytest.fixture
 def editor(shipped):
     editor = Editor(shipped, model="demo")
-    editor.generate(CAT, seed=7, num_inference_steps=10)
+    editor.generate(CAT, seed=7, num_inference_steps=10, width=128, height=128)
     return editor
 
 
