@@ -92,7 +92,7 @@ class TestUsage:
         [
             (
                 ["--source-prompt", "a cat"],
-                "give a --prompt, or --erase what a --mask, --box, --point, --detect, --word or --region marks; got none",
+                "give a --prompt, or --erase what a --mask, --box, --point, --detect, --word or --region marks",
             ),
             (
                 ["--source-prompt", "a cat", "--erase"],
