@@ -191,7 +191,9 @@ def edit(
         context.with_resource(session_folder.lock(session))
     opened = read_image(picture or origin)
     place, areas = edit_areas(context, opened)
-    if opened is not None and detect == "alpha":  # what is painted there shall be seen
+    from fisedit.integrations.mask_providers import ALPHA
+
+    if opened is not None and detect == ALPHA:  # what is painted there shall be seen
         opened = replace(opened, image=opened.image.convert("RGB"))
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)

@@ -311,7 +311,7 @@ class TransformersDetector:
             score = 1.0 if each.get("score") is None else float(each["score"])
             if "mask" in each:
                 mask, label = np.asarray(each["mask"].convert("L")) > 127, str(each["label"])
-                if label.casefold() != BACKGROUND:
+                if mask.any() and label.casefold() != BACKGROUND:
                     found += [_of_mask(part, label, score) for part in (_parts(mask) if self._by_class else [mask])]
             else:
                 box = each["box"]

@@ -268,6 +268,14 @@ def test_parts_of_a_class_are_things_of_their_own(monkeypatch):
     assert [each.box for each in find(provider, PICTURE)] == [(4, 4, 20, 20), (40, 30, 70, 50)]
 
 
+def test_a_mask_of_nothing_is_no_thing(detr, monkeypatch):
+    provider, mask = open_provider(str(detr), local_files_only=True), np.zeros((64, 96), np.uint8)
+    masks = [Image.fromarray(each) for each in (mask, np.where(np.arange(96) < 20, 255, mask).astype(np.uint8))]
+    seen = [{"label": "cat", "score": 0.9, "mask": each} for each in masks]
+    monkeypatch.setattr(provider, "_run", lambda picture, **options: seen)
+    assert [each.box for each in find(provider, PICTURE)] == [(0, 0, 20, 64)]
+
+
 @pytest.mark.parametrize("change", ["pickled", "another kind", "nothing there"])
 def test_what_is_no_detector(detr, tmp_path, change, model):
     from shutil import copytree
