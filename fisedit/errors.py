@@ -68,3 +68,17 @@ class Cancelled(FisEditError):
     """Raised by an `on_step` callback to stop the work; the editor stays as it was before the call."""
 
     code = "cancelled"
+
+
+def as_text(value: object, letters: int = 80) -> str:
+    """What was got, for a message: on one line, and cut.
+
+    Args:
+        value: of any type; one that Python refuses to print, as a whole number of 5000 digits, is told by its type.
+        letters: of the text at most.
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):
+        text = f"a {type(value).__name__} that is too large to print"
+    return text[:letters]

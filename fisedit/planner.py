@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.errors import InputError, MaskError
+from fisedit.errors import InputError, MaskError, as_text
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
 from fisedit.masking.region import Region, RegionCanvas
@@ -118,21 +118,25 @@ class EditRequest:
     def __post_init__(self) -> None:
         config = self.config
         size = (config.width, config.height) if self.parent is None else self.parent.size
-        canvas = RegionCanvas(config.height, config.width, size, config.crop if self.parent else None)
+        canvas = RegionCanvas(
+            config.height, config.width, size, config.crop if self.parent else None, steps=config.num_timesteps
+        )
         object.__setattr__(self, "region", self.region.bind(canvas))
         object.__setattr__(self, "regional", tuple((each.bind(canvas), prompt) for each, prompt in self.regional))
         object.__setattr__(self, "dilation", self._dilations())
         object.__setattr__(self, "start", self._first_step())
         if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
-            raise InputError(f"structure must be in [0, 1], got {self.structure!r}")
+            raise InputError(f"structure must be in [0, 1], got {as_text(self.structure)}")
         if self.structure and DENSE_STEP in self.dilation:
             got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
-            raise InputError(f"growth must be under {DENSE_STEP} where structure is kept, got {got!r}; use structure=0")
+            raise InputError(
+                f"growth must be under {DENSE_STEP} where structure is kept, got {as_text(got)}; use structure=0"
+            )
         if self.structure and self.regional:
             raise InputError("regions with prompts of their own keep no structure, got both; use structure=0")
         if DENSE_STEP in self.dilation and (self.regional or self.erases):
             what = "regions with prompts are edited" if self.regional else "an area is erased"
-            raise InputError(f"growth must be under {DENSE_STEP} where {what}, got {self.growth!r}")
+            raise InputError(f"growth must be under {DENSE_STEP} where {what}, got {as_text(self.growth)}")
 
     def _first_step(self) -> int:
         """The first step to run. With noise of its own an edit begins without the sampler's memory of earlier steps."""
@@ -153,7 +157,8 @@ class EditRequest:
         cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
         if len(cells) != steps or not all(type(c) is int and 0 <= c <= MAX_DILATION for c in cells):
             raise InputError(
-                f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, got {growth!r}"
+                f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, "
+                f"got {as_text(growth)}"
             )
         return cells
 

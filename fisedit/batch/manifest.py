@@ -68,6 +68,9 @@ def plan_batch(job: BatchJob) -> BatchPlan:
 def _check_job(job: BatchJob) -> None:
     if (job.prompt is None) == (job.edits is None):
         raise InputError("give either --prompt or --edits, got both or none; see fisedit batch --help")
+    for name, prompt in (("--prompt", job.prompt), ("--source-prompt", job.source_prompt)):
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"{name} must be text, got {type(prompt).__name__}")
     if job.prompt is not None and not job.prompt.strip():
         raise InputError("--prompt must say something, got nothing; describe the changed picture")
     if job.source_prompt is not None and job.captions is not None:

@@ -33,7 +33,7 @@ from fisedit.batch.values import (
     ItemStatus,
     OnError,
 )
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 from fisedit.integrations import mask_providers
 from fisedit.models.paths import expand_home, model_digest
 from fisedit.storage import files
@@ -150,8 +150,8 @@ def _plan(job: BatchJob, settings: BatchSettings) -> BatchPlan:
 
 def _check_settings(settings: BatchSettings) -> None:
     """Raise now the InputError that every item would fail with."""
-    if not settings.timeout > 0:
-        raise InputError(f"timeout must be above 0 seconds, got {settings.timeout:g}")
+    if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
+        raise InputError(f"timeout must be above 0 seconds, got {as_text(settings.timeout)}")
     check_quality(settings.quality)
     if settings.adapters is not None:
         settings.adapters.read_pictures()

@@ -8,7 +8,7 @@ from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 
 if TYPE_CHECKING:
     from fisedit.values import AdapterUse
@@ -366,9 +366,9 @@ def parse_areas(areas: str) -> tuple[float, ...]:
     try:
         shares = tuple(float(area) / 100 for area in areas.split(","))
     except ValueError as error:
-        raise InputError(f"areas must be percentages such as 1,5,15, got {areas!r}") from error
+        raise InputError(f"areas must be percentages such as 1,5,15, got {as_text(areas)}") from error
     if not all(0 < share <= 1 for share in shares):
-        raise InputError(f"areas must lie above 0 and up to 100 percent, got {areas!r}")
+        raise InputError(f"areas must lie above 0 and up to 100 percent, got {as_text(areas)}")
     return shares
 
 

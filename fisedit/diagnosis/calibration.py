@@ -14,17 +14,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
-from numbers import Real
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fisedit.diagnosis.layer_times import layer_seconds
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 from fisedit.masking.region import Region
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.sparse import cost_store
@@ -32,7 +31,7 @@ from fisedit.sparse.cost_model import decode_work
 from fisedit.sparse.cost_table import Measurements, step_work
 from fisedit.sparse.layer_spans import recorded_spans
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
-from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
+from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
 
 if TYPE_CHECKING:
     from fisedit.history import EditResult
@@ -81,10 +80,8 @@ class CalibrationSettings:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        seconds: Any = self.seconds
-        is_number = isinstance(seconds, Real)
-        if not is_number or not 0 <= seconds < float("inf"):
-            raise InputError(f"seconds must be a number, 0 or more, got {seconds!r}; 20 is usual")
+        if not are_numbers((self.seconds,), 1) or self.seconds < 0:
+            raise InputError(f"seconds must be a number, 0 or more, got {as_text(self.seconds)}; 20 is usual")
 
 
 def calibrate(

@@ -28,5 +28,5 @@ class Editor(SessionMixin):
 
     Raises:
         UnsupportedModuleError: the UNet has a layer without an exact sparse counterpart.
-        InputError: another name of a dtype.
+        InputError: another name of a dtype, or bounds that are no numbers of bytes.
     """

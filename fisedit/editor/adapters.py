@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fisedit.adapters import lora, textual_inversion
 from fisedit.adapters.loading import load_picture_adapter
-from fisedit.errors import AdapterError
+from fisedit.errors import AdapterError, InputError, as_text
 from fisedit.values import (
     check_scale,
     make_adapter_use,
@@ -48,6 +48,8 @@ class AdapterMixin(EditorBase):
         Raises:
             AdapterError: one that is not loaded. InputError: a scale out of range.
         """
+        if not isinstance(scales, Mapping):
+            raise InputError(f"scales must be names of LoRAs -> numbers, got {as_text(scales)}")
         for name in scales:
             self._check_lora(name)
         others = dict.fromkeys(lora.loaded_scales(self.pipe), 0.0)
@@ -60,8 +62,9 @@ class AdapterMixin(EditorBase):
         lora.unload(self.pipe, name)
 
     def _check_lora(self, name: str) -> None:
-        if name not in (loaded := lora.loaded_scales(self.pipe)):
-            raise AdapterError(f"no LoRA {name!r} is loaded; loaded are {', '.join(loaded) or 'none'}")
+        if not isinstance(name, str) or name not in lora.loaded_scales(self.pipe):
+            loaded = ", ".join(lora.loaded_scales(self.pipe)) or "none"
+            raise AdapterError(f"no LoRA {as_text(name)} is loaded; loaded are {loaded}")
 
     def load_textual_inversion(self, source: str | Path, token: str | None = None) -> str:
         """Load a word's embeddings (textual inversion, arXiv 2208.01618), for prompts and negative prompts.

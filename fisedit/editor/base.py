@@ -26,6 +26,7 @@ from fisedit.storage.session_store import SessionStore
 from fisedit.values import (
     LATENT_FACTOR,
     OnStep,
+    check_integer,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class EditorBase:
         self.pipe, self.model, self.vae = pipe, model, vae
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
+        max_recorded_bytes = _checked_bytes("max_recorded_bytes", max_recorded_bytes)
+        max_host_bytes = _checked_bytes("max_host_bytes", max_host_bytes)
+        max_disk_bytes = _checked_bytes("max_disk_bytes", max_disk_bytes)
         limit = free_bytes(device) // 2 if max_recorded_bytes is None else max_recorded_bytes
         host_limit = free_bytes(torch.device("cpu")) // 2 if max_host_bytes is None else max_host_bytes
         folder = default_folder() if max_disk_bytes != 0 else None
@@ -229,6 +233,11 @@ class EditorBase:
     @property
     def _dtype(self) -> str:
         return str(self.pipe.unet.dtype).removeprefix("torch.")
+
+
+def _checked_bytes(name: str, value: int | None) -> int | None:
+    """A number of bytes, if it is one or None. Raises InputError otherwise."""
+    return None if value is None else check_integer(name, value, (0, 2**63 - 1))
 
 
 def absolute_path(source: str | Path) -> str:

@@ -186,7 +186,7 @@ class EditMixin(EditorBase):
         self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int
     ) -> tuple[str, Region | None]:
         """What the whole picture shows, and where it may change."""
-        if not regions:
+        if isinstance(regions, Sequence) and not regions:
             if prompt is None:
                 raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
             return prompt, region

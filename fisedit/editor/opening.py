@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fisedit.adapters.control_pictures import CANNY, canny
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 from fisedit.history import EditResult
 from fisedit.masking.region import Region, cells_on_picture, check_border
 from fisedit.storage.canvas import (
@@ -51,7 +51,7 @@ class OpenMixin(EditMixin):
         *,
         region: Region | None = None,
         context: float = CONTEXT,
-        extend: tuple[int, int, int, int] | None = None,
+        extend: int | tuple[int, int, int, int] | None = None,
         inversion: str = "ddim",
         seed: int = 0,
         negative_prompt: str = "",
@@ -76,8 +76,8 @@ class OpenMixin(EditMixin):
             region: where it will be edited, by masks and boxes: of a picture of more than 1.5 times the model's pixels
                 the part around it alone is on the canvas, at full resolution. None for the whole picture.
             context: what that part takes along on every side, as a ratio of the region's longer side, 0 to 8.
-            extend: pixels added at the left, top, right and bottom, for `Region.border` to be painted on; the region
-                then, unless another is given.
+            extend: pixels added at the left, top, right and bottom, or one number for all four, for `Region.border` to
+                be painted on; the region then, unless another is given.
             inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler leads
                 back to the picture exactly, in one pass.
             seed: of the noise of "ddpm", 0 to 2^63 - 1.
@@ -100,8 +100,10 @@ class OpenMixin(EditMixin):
             loaded adapter reads the reference, control or drive.
         """
         original = to_editable(picture)
+        _check_context(context)
         if extend is not None:
-            original, region = extended(original, check_border(extend)), region or Region.border(*extend)
+            widths = check_border(extend)
+            original, region = extended(original, widths), region or Region.border(*widths)
         return self._open(
             original,
             prompt,
@@ -148,10 +150,6 @@ class OpenMixin(EditMixin):
 
     def _crop(self, size: tuple[int, int], region: Region, context: float) -> Box | None:
         """The part of an opened picture that is edited on the canvas; None for all of it."""
-        if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
-            raise InputError(
-                f"context must be in [0, {MAX_CONTEXT}], got {context!r}; 0.5 is half of the region's side"
-            )
         grid = cells_on_picture(region, size)
         if not (grid.any() and needs_crop(size, self.native_size)):
             return None
@@ -206,3 +204,11 @@ class OpenMixin(EditMixin):
                 on_step=on_step,
             )
             return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
+
+
+def _check_context(context: float) -> None:
+    """Raise InputError for another ratio than a crop can take along."""
+    if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
+        raise InputError(
+            f"context must be in [0, {MAX_CONTEXT}], got {as_text(context)}; 0.5 is half of the region's side"
+        )

@@ -6,6 +6,7 @@ of the editor alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,12 +14,12 @@ import numpy as np
 import torch
 
 from fisedit.editor import Editor
-from fisedit.errors import InputError, PromptError
+from fisedit.errors import InputError, PromptError, as_text
 from fisedit.storage.canvas import to_editable
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from diffusers import SchedulerMixin, StableDiffusionPipeline
@@ -153,11 +154,11 @@ class FisEditPipeline:
         from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
         if output_type not in _OUTPUT_TYPES:
-            raise InputError(f"output_type must be one of {', '.join(_OUTPUT_TYPES)}, got {output_type!r}")
+            raise InputError(f"output_type must be one of {', '.join(_OUTPUT_TYPES)}, got {as_text(output_type)}")
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}; seed one")
-        if prompt is None:
-            raise PromptError("prompt must be text or several texts, got none; describe the image")
+        if not isinstance(prompt, Sequence):
+            raise PromptError(f"prompt must be text or several texts, got {type(prompt).__name__}; describe the image")
         settings: dict[str, Any] = {
             "seed": generator.initial_seed() if generator else 0,
             "negative_prompt": negative_prompt or "",

@@ -9,15 +9,16 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fisedit.errors import InputError, MaskError, ModelError
+from fisedit.errors import InputError, MaskError, ModelError, as_text
 from fisedit.masking.region import Region
 from fisedit.models.loader import quiet_loaders
+from fisedit.values import are_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,28 +137,30 @@ def find(
 def check_choice(threshold: object, instance: str) -> None:
     """Raise InputError unless a threshold is in [0, 1], and an instance "all", "largest" or a number from 0."""
     if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-        raise InputError(f"threshold must be in [0, 1], got {threshold!r}")
-    if instance not in (ALL, LARGEST) and not instance.isdecimal():
-        raise InputError(f"instance must be {LARGEST}, {ALL} or a number from 0, got {instance!r:.40}")
+        raise InputError(f"threshold must be in [0, 1], got {as_text(threshold)}")
+    is_number = isinstance(instance, str) and instance.isdecimal() and len(instance) < 10
+    if instance not in (ALL, LARGEST) and not is_number:
+        raise InputError(f"instance must be {LARGEST}, {ALL} or a number from 0, got {as_text(instance, 40)}")
 
 
 def _typed(found: object) -> Detection:
     if not isinstance(found, Detection):
         raise MaskError(f"a detector must give Detections, got {type(found).__name__}")
-    return found
+    if not are_numbers(found.box, 4) or not are_numbers((found.score,), 1):
+        got = as_text((found.box, found.score))
+        raise MaskError(f"a detector's box must be four numbers and its score one, got {got}")
+    return replace(found, label=str(found.label))
 
 
 def _on_picture(found: Detection, size: tuple[int, int]) -> Detection | None:
     """A detection, its box cut to its picture; None where nothing is left of it."""
-    if found.mask is not None and found.mask.shape != size[::-1]:
-        raise MaskError(f"a detector's mask must have the picture's {size[0]}x{size[1]} pixels, got {found.mask.shape}")
+    if found.mask is not None and (shape := np.shape(found.mask)) != size[::-1]:
+        raise MaskError(f"a detector's mask must have the picture's {size[0]}x{size[1]} pixels, got {shape}")
     left, top, right, bottom = (float(side) for side in found.box)
     box = max(left, 0.0), max(top, 0.0), min(right, float(size[0])), min(bottom, float(size[1]))
-    if not np.isfinite(found.box).all():
-        raise MaskError(f"a detector's box must be four numbers, got {found.box}")
     if box[0] >= box[2] or box[1] >= box[3]:
         return None
-    return Detection(box, str(found.label), float(found.score), found.mask)
+    return Detection(box, found.label, float(found.score), found.mask)
 
 
 class AlphaChannel:
@@ -192,7 +195,7 @@ class AnnotationFile:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
         try:
             self._found = _read_coco(text) if path.suffix.lower() == ".json" else _read_csv(text)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
             layout = "COCO's layout" if path.suffix.lower() == ".json" else "columns file, left, top, right, bottom"
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"annotations in {path.name} must have {layout} ({why:.120})") from error

@@ -11,8 +11,9 @@ from functools import reduce
 from operator import and_, or_, sub
 from typing import TYPE_CHECKING, Any
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 from fisedit.masking.region import Region
+from fisedit.values import are_numbers
 
 if TYPE_CHECKING:
     LoadMask = Callable[[str], object]
@@ -66,7 +67,7 @@ def parse_regions(value: object, load_mask: LoadMask) -> list[tuple[Region, str]
     """
     parser = _Parser(load_mask)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise InputError(f'regions must be a list of {{"region": ..., "prompt": ...}}, got {value!r:.60}')
+        raise InputError(f'regions must be a list of {{"region": ..., "prompt": ...}}, got {as_text(value, 60)}')
     return [parser.pair(each) for each in value]
 
 
@@ -78,7 +79,7 @@ class _Parser:
 
     def pair(self, value: object) -> tuple[Region, str]:
         if not isinstance(value, Mapping) or value.keys() != {"region", "prompt"} or type(value["prompt"]) is not str:
-            raise InputError(f'each of regions must be {{"region": ..., "prompt": "text"}}, got {value!r:.60}')
+            raise InputError(f'each of regions must be {{"region": ..., "prompt": "text"}}, got {as_text(value, 60)}')
         return self.region(value["region"]), value["prompt"]
 
     def region(self, value: object) -> Region:
@@ -88,7 +89,7 @@ class _Parser:
         kinds = [kind for kind in _OPTIONS if isinstance(value, Mapping) and kind in value]
         if not isinstance(value, Mapping) or len(kinds) != 1:
             known = ", ".join(_OPTIONS)
-            raise InputError(f"a region must have one of {known}, such as {_EXAMPLE}, got {value!r:.60}")
+            raise InputError(f"a region must have one of {known}, such as {_EXAMPLE}, got {as_text(value, 60)}")
         kind = kinds[0]
         allowed = {kind, "grow", "feather", *_OPTIONS[kind]}
         if unknown := value.keys() - allowed:
@@ -98,13 +99,13 @@ class _Parser:
 
     def _joined(self, kind: str, parts: object) -> Region:
         if not isinstance(parts, Sequence) or isinstance(parts, str) or not parts:
-            raise InputError(f"{kind} of a region must be a list of regions, got {parts!r:.60}")
+            raise InputError(f"{kind} of a region must be a list of regions, got {as_text(parts, 60)}")
         return reduce(_JOINS[kind], map(self.region, parts))
 
     def _words(self, value: Mapping[str, Any]) -> Region:
         words = value["words"]
         if not isinstance(words, Sequence) or isinstance(words, str) or not all(type(word) is str for word in words):
-            raise InputError(f"words of a region must be a list of words of a prompt, got {words!r:.60}")
+            raise InputError(f"words of a region must be a list of words of a prompt, got {as_text(words, 60)}")
         if len(words) > MAX_WORDS:
             raise InputError(f"words of a region must be at most {MAX_WORDS}, got {len(words)}")
         return Region.words(*words, instance=value.get("instance"))
@@ -112,7 +113,7 @@ class _Parser:
     def _mask(self, value: Mapping[str, Any]) -> Region:
         mask, soft = value["mask"], value.get("soft", False)
         if type(mask) is not str or type(soft) is not bool:
-            raise InputError(f"mask of a region must be text and soft true or false, got {value!r:.60}")
+            raise InputError(f"mask of a region must be text and soft true or false, got {as_text(value, 60)}")
         return Region.mask(self._load_mask(mask), soft=soft)
 
     def _box(self, value: Mapping[str, Any]) -> Region:
@@ -124,7 +125,7 @@ class _Parser:
             for points in (value["points"], value.get("outside", []))
         )
         if not isinstance(inside, list):
-            raise InputError(f"points of a region must be [[x, y], ...] in pixels, got {inside!r:.60}")
+            raise InputError(f"points of a region must be [[x, y], ...] in pixels, got {as_text(inside, 60)}")
         return Region.points(*inside, outside=outside)
 
     def _border(self, value: Mapping[str, Any]) -> Region:
@@ -132,13 +133,13 @@ class _Parser:
 
     def _everywhere(self, value: Mapping[str, Any]) -> Region:
         if value["everywhere"] is not True:
-            raise InputError(f"everywhere of a region must be true, got {value['everywhere']!r:.60}")
+            raise InputError(f"everywhere of a region must be true, got {as_text(value['everywhere'], 60)}")
         return Region.everywhere()
 
 
 def _sides(kind: str, value: object) -> tuple[Any, Any, Any, Any]:
     sides: list[Any] = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if len(sides) != 4 or any(isinstance(side, bool) or not isinstance(side, int | float) for side in sides):
-        raise InputError(f"{kind} of a region must be [left, top, right, bottom] in pixels, got {value!r:.60}")
+    if not are_numbers(sides, 4):
+        raise InputError(f"{kind} of a region must be [left, top, right, bottom] in pixels, got {as_text(value, 60)}")
     left, top, right, bottom = sides
     return left, top, right, bottom

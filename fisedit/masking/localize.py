@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit.errors import InputError, NumericsError
+from fisedit.errors import InputError, NumericsError, as_text
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
 from fisedit.masking.mask_options import LATENTS, OBJECT_MASKS, MaskOptions
@@ -79,7 +79,7 @@ def restrict_to_words(script: EditScript, words: Collection[str], engine: Engine
     for word in dict.fromkeys(words):
         focus = [tuple(w for w in side if w.tokens and _same_text(w, word)) for side in (old, new)]
         if not any(focus):
-            raise InputError(f"words must be words of the old or the new prompt, got {word!r}")
+            raise InputError(f"words must be words of the old or the new prompt, got {as_text(word)}")
         hunks.append(Hunk(EditKind.MIXED, (), (), *focus))
     localized = script.kind is EditKind.GLOBAL or (script.kind is EditKind.IDENTICAL and hunks)
     kind = EditKind.MIXED if localized else script.kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 from fisedit.masking import heatmaps
 
 OBJECT_MASKS = DEFAULT_METHOD = "things"
@@ -35,16 +35,19 @@ class MaskOptions:
     probe_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.words, str) or not isinstance(self.words, Collection):
+        is_list = isinstance(self.words, Collection) and not isinstance(self.words, str)
+        if not is_list or not all(isinstance(word, str) for word in self.words):
             raise InputError(
-                f"words must be a list of words of the prompts, got {self.words!r:.80}; put it into a list"
+                f"words must be a list of words of the prompts, got {as_text(self.words)}; put it into a list"
             )
         object.__setattr__(self, "words", tuple(self.words))
-        if self.method not in METHODS:
-            raise InputError(f"mask_method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if not isinstance(self.method, str) or self.method not in METHODS:
+            raise InputError(f"mask_method must be one of {', '.join(METHODS)}, got {as_text(self.method)}")
         if self.probe_steps is not None and (type(self.probe_steps) is not int or self.probe_steps < 0):
-            raise InputError(f"probe_steps must be a whole number from 0, got {self.probe_steps!r}")
+            raise InputError(f"probe_steps must be a whole number from 0, got {as_text(self.probe_steps)}")
         if self.method == LATENTS and not self.probe_steps:
             raise InputError("mask_method latents compares dense steps; give probe_steps, for example 10")
         if self.instance is not None and (type(self.instance) is not int or self.instance < 0):
-            raise InputError(f"instance must be a whole number from 0, counted from the left, got {self.instance!r}")
+            raise InputError(
+                f"instance must be a whole number from 0, counted from the left, got {as_text(self.instance)}"
+            )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.errors import MaskError
+from fisedit.errors import MaskError, as_text
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import LATENT_FACTOR, EditMask
 
@@ -253,7 +253,7 @@ def select_instance(grid: BoolGrid, index: int) -> BoolGrid:
 
     labels, count = label(grid, np.ones((3, 3), int))
     if index >= count:
-        raise MaskError(f"instance must be below {count}, the pieces that the mask has, got {index}")
+        raise MaskError(f"instance must be below {count}, the pieces that the mask has, got {as_text(index)}")
     slices = find_objects(labels)
     order = sorted(range(count), key=lambda i: slices[i][1].start + slices[i][1].stop)
     return np.asarray(labels == order[index] + 1)

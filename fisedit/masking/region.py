@@ -11,14 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fisedit.errors import InputError, MaskError
+from fisedit.errors import InputError, MaskError, as_text
 from fisedit.masking import masks
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
-from fisedit.values import LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditMask, MaskSource, cell_pixels, soft_levels
+from fisedit.values import (
+    LATENT_FACTOR,
+    MAX_DILATION,
+    MAX_REGIONS,
+    EditMask,
+    MaskSource,
+    are_numbers,
+    cell_pixels,
+    soft_levels,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +53,7 @@ class RegionCanvas:
         size: width and height of the picture in pixels.
         crop: the part of the picture that is on the canvas; None for all of it.
         strict: what marks nothing on that part is refused; else it is empty there.
+        steps: of the edit, as many as words may be localized by; None where none is run.
     """
 
     height: int
@@ -51,6 +61,7 @@ class RegionCanvas:
     size: tuple[int, int]
     crop: Box | None = None
     strict: bool = True
+    steps: int | None = None
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -175,8 +186,11 @@ class Region(ABC):
 
     @staticmethod
     def union(regions: Iterable[Region]) -> Region:
-        """Where any of some regions is; at least one is needed."""
-        return reduce(or_, regions)
+        """Where any of some regions is. Raises InputError where there is none."""
+        found = tuple(regions) if isinstance(regions, Iterable) else ()
+        if not found or not all(isinstance(region, Region) for region in found):
+            raise InputError(f"a union must be of one or more Regions, got {as_text(regions)}")
+        return reduce(or_, found)
 
     def grow(self, cells: int) -> Region:
         """This region and all within so many latent cells of it; without those where negative.
@@ -188,7 +202,7 @@ class Region(ABC):
             InputError: another number.
         """
         if type(cells) is not int or not -MAX_DILATION <= cells <= MAX_DILATION:
-            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {cells!r}")
+            raise InputError(f"grow must be latent cells in [-{MAX_DILATION}, {MAX_DILATION}], got {as_text(cells)}")
         return _Grown(self, cells) if cells else self
 
     def feather(self, cells: int) -> Region:
@@ -201,7 +215,7 @@ class Region(ABC):
             InputError: another number.
         """
         if type(cells) is not int or not 0 <= cells <= MAX_DILATION:
-            raise InputError(f"feather must be latent cells in [0, {MAX_DILATION}], got {cells!r}")
+            raise InputError(f"feather must be latent cells in [0, {MAX_DILATION}], got {as_text(cells)}")
         return _Feathered(self, cells) if cells else self
 
     def with_changed(self, changed: Region, *, alone: bool) -> Region:
@@ -268,6 +282,11 @@ class _Words(Region):
     options: MaskOptions
 
     def bind(self, canvas: RegionCanvas) -> Region:
+        probes = self.options.probe_steps or 0
+        if canvas.steps is not None and probes > canvas.steps:
+            raise InputError(
+                f"probe_steps must be at most the picture's {canvas.steps} steps, got {as_text(probes)}; use fewer"
+            )
         return self
 
     def resolve(self, scope: RegionScope) -> RegionMask:
@@ -325,9 +344,8 @@ class _Box(Region):
     sides: tuple[float, float, float, float]
 
     def __post_init__(self) -> None:
-        is_number = all(isinstance(side, int | float) and not isinstance(side, bool) for side in self.sides)
-        if not is_number or not np.isfinite(self.sides).all():
-            raise InputError(f"a box must be four numbers left, top, right, bottom, got {self.sides!r:.80}")
+        if not are_numbers(self.sides, 4):
+            raise InputError(f"a box must be four numbers left, top, right, bottom, got {as_text(self.sides)}")
         left, top, right, bottom = self.sides
         if left >= right or top >= bottom:
             raise InputError(f"a box must have left < right and top < bottom, got {self.sides}")
@@ -585,14 +603,8 @@ class _Difference(_Combined):
 def _checked_points(points: Iterable[tuple[float, float]]) -> Points:
     """Pairs of numbers, at most 64. Raises InputError for something else."""
     found = tuple(points) if isinstance(points, Iterable) else points
-    is_pairs = isinstance(found, tuple) and all(
-        isinstance(at, Sequence)
-        and len(at) == 2
-        and all(type(side) is not bool and isinstance(side, (int, float, np.number)) for side in at)
-        for at in found
-    )
-    if not is_pairs or not np.isfinite(found).all():
-        raise InputError(f"points must be pairs (x, y) of pixels, got {points!r:.80}")
+    if not isinstance(found, tuple) or not all(are_numbers(at, 2) for at in found):
+        raise InputError(f"points must be pairs (x, y) of pixels, got {as_text(points)}")
     if len(found) > MAX_POINTS:
         raise InputError(f"a region must have at most {MAX_POINTS} points, got {len(found)}; draw a mask")
     return tuple((float(x), float(y)) for x, y in found)
@@ -628,12 +640,19 @@ def _joined(found: Sequence[RegionMask], levels: Levels) -> RegionMask:
     return RegionMask(mask, next((one.reason for one in found if one.reason), ""))
 
 
-def check_border(widths: tuple[int, int, int, int]) -> Box:
-    """Widths in pixels of a border at the left, top, right and bottom. Raises InputError for another value."""
-    is_whole = all(isinstance(width, int) and not isinstance(width, bool) and width >= 0 for width in widths)
-    if len(widths) != 4 or not is_whole or not any(widths):
-        raise InputError(f"a border must be pixels at the left, top, right and bottom, not all 0, got {widths!r:.80}")
-    return widths
+def check_border(widths: object) -> Box:
+    """Widths in pixels of a border at the left, top, right and bottom. Raises InputError for another value.
+
+    Args:
+        widths: four whole numbers from 0, not all 0, or one for all sides.
+    """
+    sides: Any = (widths,) * 4 if isinstance(widths, int) else widths
+    if not (are_numbers(sides, 4) and all(type(side) is int and side >= 0 for side in sides) and any(sides)):
+        raise InputError(
+            f"a border must be pixels at the left, top, right and bottom, not all 0, got {as_text(widths)}"
+        )
+    left, top, right, bottom = sides
+    return left, top, right, bottom
 
 
 class _UnopenedPicture:
@@ -696,7 +715,7 @@ def joined(regions: Sequence[tuple[Region, str]], region: Region | None) -> Regi
         isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Region) for pair in regions
     )
     if not is_pairs or len(regions) > MAX_REGIONS:
-        raise InputError(f"regions must be 1 to {MAX_REGIONS} pairs of a Region and a prompt, got {regions!r:.80}")
+        raise InputError(f"regions must be 1 to {MAX_REGIONS} pairs of a Region and a prompt, got {as_text(regions)}")
     return Region.union(each for each, _ in regions)
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fisedit.errors import ModelError
+from fisedit.errors import InputError, ModelError
 from fisedit.models.validation import pickled
 from fisedit.models.vocabulary import VOCABULARY_FILE
 
@@ -59,7 +59,13 @@ def demo_adapter_folder(name: str) -> Path:
 
 
 def expand_home(path: str | Path) -> Path:
-    """A path whose `~` is the home folder; as given where no home folder is known."""
+    """A path whose `~` is the home folder; as given where no home folder is known.
+
+    Raises:
+        InputError: something else than text or a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a path must be text or a Path, got {type(path).__name__}")
     try:
         return Path(path).expanduser()
     except RuntimeError:

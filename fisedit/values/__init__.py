@@ -10,7 +10,15 @@ Shape legend, used in every docstring of the package:
 
 from typing import TYPE_CHECKING
 
-from fisedit.values.base import DENSE_STEP, LATENT_FACTOR, MAX_DILATION, MAX_PROMPT_CHARS, OnStep, copy_on_read
+from fisedit.values.base import (
+    DENSE_STEP,
+    LATENT_FACTOR,
+    MAX_DILATION,
+    MAX_PROMPT_CHARS,
+    OnStep,
+    are_numbers,
+    copy_on_read,
+)
 from fisedit.values.edit_mask import (
     MAX_REGIONS,
     ActiveCells,
@@ -37,6 +45,7 @@ from fisedit.values.generation_config import (
     GenerationConfig,
     Inversion,
     SchedulerName,
+    check_integer,
     check_prompt,
     check_scale,
     check_seed,
@@ -86,7 +95,9 @@ __all__ = [
     "RegionalPrompt",
     "SchedulerName",
     "Word",
+    "are_numbers",
     "cell_pixels",
+    "check_integer",
     "check_prompt",
     "check_quality",
     "check_scale",

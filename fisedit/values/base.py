@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import nan
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -33,6 +35,25 @@ after it read the recorded features shifted by what it found changed outside the
 
 MAX_PROMPT_CHARS = 100_000
 """Letters of a prompt, of which 600 tokens are read."""
+
+
+_MAX_NUMBER = 2**53
+"""Up to which floats hold every whole number."""
+
+
+def are_numbers(values: object, count: int) -> bool:
+    """Whether a value is a sequence of so many finite numbers of usual size; booleans are none.
+
+    Args:
+        values: of any type.
+        count: of the numbers.
+    """
+    return isinstance(values, Sequence) and len(values) == count and all(map(_is_number, values))
+
+
+def _is_number(value: object) -> bool:
+    number: Any = value if not isinstance(value, bool) and isinstance(value, Real) else nan
+    return bool(abs(number) <= _MAX_NUMBER)
 
 
 C = TypeVar("C", bound=type)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from math import nextafter
 from typing import Any
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 from fisedit.values.base import copy_on_read
 from fisedit.values.edit_mask import MaskSource, RegionalPrompt
 
@@ -100,9 +100,11 @@ def first_step(strength: float, steps: int) -> int:
         InputError: a strength out of range, or one that leaves no step to run.
     """
     if not isinstance(strength, int | float) or not 0 < strength <= 1:
-        raise InputError(f"strength must be in (0, 1], got {strength!r}; 1 repaints, less keeps more")
+        raise InputError(f"strength must be in (0, 1], got {as_text(strength)}; 1 repaints, less keeps more")
     if int(steps * strength) < 1:
-        raise InputError(f"strength must leave a step of {steps} to run, got {strength!r}; use {1 / steps:.3g} or more")
+        raise InputError(
+            f"strength must leave a step of {steps} to run, got {as_text(strength)}; use {1 / steps:.3g} or more"
+        )
     return steps - int(steps * strength)
 
 
@@ -123,5 +125,5 @@ def strength_for_start(start: int, steps: int) -> float:
 def check_quality(quality: str) -> Quality:
     """The quality of that name. Raises InputError for another one."""
     if not isinstance(quality, str) or quality not in tuple(Quality):
-        raise InputError(f"quality must be one of {', '.join(Quality)}, got {quality!r:.40}")
+        raise InputError(f"quality must be one of {', '.join(Quality)}, got {as_text(quality, 40)}")
     return Quality(quality)

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fisedit.drive import Drive
-from fisedit.errors import InputError, PromptError
-from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS
+from fisedit.errors import InputError, PromptError, as_text
+from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers
 
 if TYPE_CHECKING:
     from fisedit.values.base import Box
@@ -273,7 +273,7 @@ def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
 
 def check_seed(seed: int) -> int:
     """The seed of a CPU generator, 0 to 2^63 - 1. Raises InputError for another value."""
-    return _integer("seed", seed, SEEDS)
+    return check_integer("seed", seed, SEEDS)
 
 
 def check_prompt(prompt: str) -> str:
@@ -307,10 +307,10 @@ def _adapter_reference(
     adapter: str, scale: float, reference: str, drive: object = None, **use: Any
 ) -> AdapterReference:
     if not (isinstance(adapter, str) and isinstance(reference, str)):
-        raise InputError(f"a likeness must name its adapter and reference, got {adapter!r} and {reference!r}")
+        raise InputError(f"a likeness must name its adapter and reference, got {as_text((adapter, reference))}")
     made = None if drive is None else Drive.from_dict(drive)
     if made is not None and made.digest != reference:
-        raise InputError(f"a drive's digest must be {made.digest}, got {reference!r:.40}")
+        raise InputError(f"a drive's digest must be {made.digest}, got {as_text(reference, 40)}")
     return AdapterReference(adapter, make_adapter_use(scale=scale, **use), reference, made)
 
 
@@ -328,34 +328,34 @@ def make_adapter_use(
     if start >= end:
         raise InputError(f"control_guidance_start must be less than control_guidance_end, got {start:g} and {end:g}")
     if not isinstance(guess_mode, bool):
-        raise InputError(f"guess_mode must be True or False, got {guess_mode!r:.40}")
+        raise InputError(f"guess_mode must be True or False, got {as_text(guess_mode, 40)}")
     return AdapterUse(check_scale(scale), start, end, guess_mode)
 
 
 def _share(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InputError(f"{name} must be a share of the steps, 0 to 1, got {value!r:.40}")
+        raise InputError(f"{name} must be a share of the steps, 0 to 1, got {as_text(value, 40)}")
     return float(value)
 
 
 def _lora(name: str, scale: float) -> tuple[str, float]:
     if not isinstance(name, str):
-        raise InputError(f"a LoRA must have a name, got {name!r}")
+        raise InputError(f"a LoRA must have a name, got {as_text(name)}")
     return name, check_scale(scale)
 
 
 def _textual_inversion(name: str) -> str:
     if not isinstance(name, str):
-        raise InputError(f"a textual inversion must have a name, got {name!r}")
+        raise InputError(f"a textual inversion must have a name, got {as_text(name)}")
     return name
 
 
 def _crop(value: Any) -> Box:
-    if len(value) != 4:
-        raise InputError(f"crop must be left, top, right and bottom, got {value!r:.80}")
-    left, top, right, bottom = (_integer("crop", side, (0, MAX_CROP)) for side in value)
+    if not are_numbers(value, 4):
+        raise InputError(f"crop must be left, top, right and bottom, got {as_text(value)}")
+    left, top, right, bottom = (check_integer("crop", side, (0, MAX_CROP)) for side in value)
     if left >= right or top >= bottom:
-        raise InputError(f"crop must have left < right and top < bottom, got {value!r:.80}")
+        raise InputError(f"crop must have left < right and top < bottom, got {as_text(value)}")
     return left, top, right, bottom
 
 
@@ -363,27 +363,39 @@ def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
     is_number = isinstance(scale, Real) and not isinstance(scale, bool)
     if not is_number or not -10 <= scale <= 10:
-        raise InputError(f"scale must be a number in [-10, 10], got {scale!r}; 1 is what an adapter was trained for")
+        raise InputError(
+            f"scale must be a number in [-10, 10], got {as_text(scale)}; 1 is what an adapter was trained for"
+        )
     return float(scale)
 
 
-def _integer(name: str, value: int, bounds: tuple[int, int]) -> int:
+def check_integer(name: str, value: Any, bounds: tuple[int, int]) -> int:
+    """A whole number, if it is one in range. Raises InputError otherwise.
+
+    Args:
+        name: for the message.
+        value: an int, or one of numpy's.
+        bounds: least and greatest.
+    """
     low, high = bounds
-    is_integer = isinstance(value, SupportsIndex) and not isinstance(value, bool)  # numpy's integers are
-    if not is_integer or not low <= index(value) <= high:
-        raise InputError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
-    return index(value)
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise InputError(f"{name} must be a whole number in [{low}, {high}], got {as_text(value)}")
+    return number
 
 
 def _guidance(value: Any) -> float:
     is_number = isinstance(value, Real)  # numpy's are
     if not is_number or not 0 <= value <= 100:
-        raise InputError(f"guidance_scale must be in [0, 100], got {value!r}; 7.5 is usual, 1 switches it off")
+        raise InputError(f"guidance_scale must be in [0, 100], got {as_text(value)}; 7.5 is usual, 1 switches it off")
     return float(value)
 
 
 def _side(name: str, value: int) -> int:
-    side = _integer(name, value, SIDE)
+    side = check_integer(name, value, SIDE)
     if side % LATENT_FACTOR:
         nearest = round(side / LATENT_FACTOR) * LATENT_FACTOR
         raise InputError(f"{name} must be divisible by {LATENT_FACTOR}, got {side}; use {nearest}")
@@ -394,7 +406,7 @@ def _enum_value(name: str, value: str, kind: type[E]) -> E:
     try:
         return kind(value)
     except ValueError as error:
-        raise InputError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from error
+        raise InputError(f"{name} must be one of {', '.join(kind)}, got {as_text(value)}") from error
 
 
 def _negative_prompt(value: Any) -> str:
@@ -406,11 +418,11 @@ def _negative_prompt(value: Any) -> str:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "negative_prompt": _negative_prompt,
     "seed": check_seed,
-    "num_inference_steps": lambda value: _integer("num_inference_steps", value, STEPS),
+    "num_inference_steps": lambda value: check_integer("num_inference_steps", value, STEPS),
     "guidance_scale": _guidance,
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
-    "clip_skip": lambda value: _integer("clip_skip", value, CLIP_SKIPS),
+    "clip_skip": lambda value: check_integer("clip_skip", value, CLIP_SKIPS),
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,

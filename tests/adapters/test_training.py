@@ -406,6 +406,7 @@ class TestFolders:
     ("changes", "said"),
     [
         ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 10**400}, "steps must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
         ({"region_weight": float("nan")}, "region_weight must be at least 0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),

@@ -89,6 +89,7 @@ class TestBeforeTheModelLoads:
             (("in", "out", *SAID, "--report", "page.txt"), ("report must be a file that ends in .html",)),
             (("in", "out", *SAID, "--num-inference-steps", "0"), ("num_inference_steps",)),
             (("in", "out", *SAID, "--timeout", "0"), ("timeout",)),
+            (("in", "out", *SAID, "--timeout", "nan"), ("timeout must be above 0 seconds, got nan",)),
         ],
     )
     def test_what_cannot_start(self, early, tmp_path, given, words):

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from fisedit import Editor
 from fisedit.batch import runner as running
 from fisedit.batch.journal import BatchJournal
-from fisedit.batch.values import BatchAdapters, BatchItem, BatchSettings
+from fisedit.batch.values import BatchAdapters, BatchItem, BatchJob, BatchSettings
+from fisedit.errors import InputError
 from fisedit.storage import files
 from fisedit.values import AdapterUse
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
@@ -258,3 +259,23 @@ def test_what_lies_beside_an_adapter_counts(model, tmp_path, adapter, beside):
     assert running._model_identity(settings) == before
     (tmp_path / beside).write_text('{"other": 1}')
     assert running._model_identity(settings) != before
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "message"),
+    [
+        ((None,), {}, "give either --prompt or --edits"),
+        ((7,), {}, "--prompt must be text, got int"),
+        (("a dog", 7), {}, "--source-prompt must be text, got int"),
+        (("a dog",), {"timeout": None}, "timeout must be above 0 seconds, got None"),
+        (
+            ("a dog",),
+            {"detect": "alpha", "instance": None},
+            "instance must be largest, all or a number from 0, got None",
+        ),
+    ],
+)
+def test_what_a_program_gives_is_checked_too(tmp_path, prompts, settings, message):
+    picture(tmp_path / "in/a.png")
+    with pytest.raises(InputError, match=message):
+        running.preview_batch(BatchJob(tmp_path / "in", tmp_path / "out", *prompts), BatchSettings(**settings))

@@ -115,7 +115,18 @@ EDIT = [
     ({"growth": 1.5}, InputError, "got 1.5"),
     ({"growth": "wide"}, InputError, "got 'wide'"),
     ({"growth": True}, InputError, "got True"),
+    ({"growth": np.ones((9, 300))}, InputError, r"growth must be one number .* got array\(\[\["),
+    ({"seed": 10**5000}, InputError, "seed must be a whole number in .* too large to print"),
+    ({"seed": np.arange(3)}, InputError, r"seed must be a whole number in .* got array\(\[0, 1, 2"),
+    ({"strength": math.nan}, InputError, r"strength must be in \(0, 1\], got nan"),
+    ({"regions": None}, InputError, "regions must be 1 to 16 pairs of a Region and a prompt, got None"),
+    ({"instance": 10**5000}, MaskError, "instance must be below 1, .* too large to print"),
+    ({"probe_steps": 4}, InputError, "probe_steps must be at most the picture's 3 steps, got 4; use fewer"),
+    ({"prompt": "a bird on a cat", "probe_steps": 99}, InputError, "at most the picture's 3 steps, got 99"),
+    ({"probe_steps": 4, "mask_method": "latents"}, InputError, "at most the picture's 3 steps, got 4"),
 ]
+
+NO_BYTES = ["4G", math.nan, math.inf, 1.5, -1, True, 10**400, []]
 
 
 @pytest.mark.usefixtures("source")
@@ -134,6 +145,30 @@ def test_edit_refuses_in_one_line(editor, expected):
             editor.edit(**({"prompt": DOG} | given))
         assert "\n" not in str(caught.value), given
     still_works(editor, expected)
+
+
+@pytest.mark.parametrize("name", ["max_recorded_bytes", "max_host_bytes", "max_disk_bytes"])
+@pytest.mark.parametrize("value", NO_BYTES, ids=lambda value: str(value)[:5])
+def test_bounds_of_memory_are_numbers_of_bytes(pipelines, name, value):
+    with pytest.raises(InputError, match=rf"{name} must be a whole number in \[0, \d+\], got ") as caught:
+        Editor(pipelines["shallow"], **{name: value})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda editor: editor.load_lora(None),
+        lambda editor: editor.load_adapter(7),
+        lambda editor: editor.load_textual_inversion([]),
+        lambda editor: editor.scale_loras(None),
+        lambda editor: editor.calibrate(10**400),
+    ],
+)
+def test_what_is_no_path_or_no_number_is_one_line(editor, call):
+    with pytest.raises(InputError, match="must be") as caught:
+        call(editor)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -235,3 +235,26 @@ def test_a_border_without_a_cell_is_refused(editor):
     with pytest.raises(MaskError, match="make it wider"):
         editor.extend(right=3)
     assert list(editor.history) == [source]
+
+
+def test_one_number_extends_a_picture_at_all_sides(editor):
+    editor.open(photo(size=(96, 80)), CAT, extend=16, **QUICK)
+    assert editor.current.size == (128, 112)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"extend": 16.0}, "a border must be pixels at the left, top, right and bottom, not all 0, got 16.0"),
+        ({"extend": 0}, "a border must be pixels at the left, top, right and bottom, not all 0, got 0"),
+        ({"extend": (8, 8, 8)}, r"a border must be pixels .*, got \(8, 8, 8\)"),
+        ({"extend": "8,8,8,8"}, "a border must be pixels .*, got '8,8,8,8'"),
+        ({"extend": (10**5000, 0, 0, 0)}, "a border must be pixels .* too large to print"),
+        ({"context": float("nan")}, r"context must be in \[0, 8.0\], got nan"),
+        ({"context": "wide"}, r"context must be in \[0, 8.0\], got 'wide'"),
+    ],
+)
+def test_what_no_picture_is_opened_with(editor, given, message):
+    with pytest.raises(InputError, match=message):
+        editor.open(photo(size=(96, 80)), CAT, **QUICK, **given)
+    assert not len(editor.history)

@@ -111,8 +111,11 @@ def test_what_it_cannot_do_is_one_line(pipe):
         pipe(CAT, output_type="latent")
     with pytest.raises(InputError, match=r"generator must be a torch.Generator, got int; seed one"):
         pipe(CAT, generator=3)
-    with pytest.raises(PromptError, match="prompt must be text or several texts, got none"):
-        pipe(None)
+    for prompt in (None, 7):
+        with pytest.raises(PromptError, match=f"prompt must be text or several texts, got {type(prompt).__name__}"):
+            pipe(prompt)
+    with pytest.raises(PromptError, match="prompt must be text, got NoneType"):
+        pipe([None])
     for image in ("a.png", np.zeros((64, 64, 3)), [scene()]):
         with pytest.raises(InputError, match=f"picture must be a PIL image, got {type(image).__name__}; open files"):
             pipe(CAT, image=image)

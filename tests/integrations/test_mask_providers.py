@@ -68,6 +68,8 @@ def test_what_counts_and_in_which_order():
     [
         ({"threshold": 2}, "threshold must be in [0, 1], got 2"),
         ({"instance": "-1"}, "instance must be largest, all or a number from 0, got '-1'"),
+        ({"instance": None}, "instance must be largest, all or a number from 0, got None"),
+        ({"instance": "9" * 5000}, f"instance must be largest, all or a number from 0, got '{'9' * 39}"),
     ],
 )
 def test_arguments_out_of_range(arguments, message):
@@ -80,6 +82,9 @@ def test_arguments_out_of_range(arguments, message):
     ("gives", "message"),
     [
         ([Detection((0, 0, float("nan"), 9))], "a detector's box must be four numbers"),
+        ([Detection((0, 0, 9))], "a detector's box must be four numbers"),
+        ([Detection((0, 0, 10**400, 9))], "a detector's box must be four numbers"),
+        ([Detection((0, 0, 9, 9), score=None)], "a detector's box must be four numbers and its score one"),
         ([Detection((0, 0, 9, 9), mask=np.ones((9, 9), bool))], "a detector's mask must have the picture's 96x64"),
         (["a cat"], "a detector must give Detections, got str"),
         (None, "the detector failed on the picture: 'NoneType' object is not iterable"),
@@ -150,6 +155,8 @@ def test_annotations_in_columns(tmp_path):
     [
         ("a.json", "[]", "annotations in a.json must have COCO's layout ("),
         ("a.json", "{", "annotations in a.json must have COCO's layout ("),
+        ("a.json", "[" * 10**5, "annotations in a.json must have COCO's layout ("),
+        ("a.json", json.dumps(COCO).replace("30", "9" * 400), "annotations in a.json must have COCO's layout ("),
         ("a.json", json.dumps(COCO | {"images": []}), "annotations in a.json must have COCO's layout ("),
         ("a.csv", "file,left\na.png,1\n", "annotations in a.csv must have columns file, left, top, right, bottom ("),
         ("a.csv", "file,left,top,right,bottom\na.png,1,2,x,4\n", "annotations in a.csv must have columns file"),

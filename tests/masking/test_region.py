@@ -272,6 +272,28 @@ def test_points_that_are_none(make, says):
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Region.box(0, 0, 10**400, 8), "a box must be four numbers"),
+        (lambda: Region.box(0, 0, "8", 8), "a box must be four numbers"),
+        (lambda: Region.points((10**400, 1)), "must be pairs"),
+        (lambda: Region.border(10**5000), "a border must be pixels"),
+        (lambda: Region.words(1), "words must be a list of words"),
+        (lambda: Region.words(method=["things"]), "mask_method must be one of"),
+        (lambda: Region.words().grow(10**5000), "grow must be latent cells"),
+        (lambda: Region.words().feather(float("nan")), "feather must be latent cells"),
+        (lambda: Region.union([]), "a union must be of one or more Regions"),
+        (lambda: Region.union(None), "a union must be of one or more Regions"),
+        (lambda: Region.union([Region.words(), "cat"]), "a union must be of one or more Regions"),
+    ],
+)
+def test_bounds_that_are_no_numbers_and_regions_that_are_none(make, says):
+    with pytest.raises(InputError, match=says) as raised:
+        make()
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 250
+
+
 @pytest.mark.parametrize("at", [(96, 0), (0, 64), (-1, 3)])
 def test_points_beside_the_picture(at):
     with pytest.raises(MaskError, match="must lie on the picture's 96x64 pixels"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from fisedit.errors import InputError
-from fisedit.values import LATENT_FACTOR
+from fisedit.errors import InputError, as_text
+from fisedit.values import LATENT_FACTOR, are_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +75,7 @@ class TrainingSettings:
             _check(name, getattr(self, name), at_least=1)
         for name in ("size", "warmup", "seed", "snr_cap", "held_out", "region_weight"):
             _check(name, getattr(self, name), at_least=0)
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+        if not are_numbers((self.learning_rate,), 1) or self.learning_rate <= 0:
             raise InputError(f"learning_rate must be above 0, got {self.learning_rate}; 1e-4 is a good start")
         for name in ("dropout", "ema"):
             if not 0 <= getattr(self, name) < 1:
@@ -97,5 +96,5 @@ class TrainingSettings:
 
 
 def _check(name: str, value: float, *, at_least: int) -> None:
-    if not (math.isfinite(value) and value >= at_least):
-        raise InputError(f"{name} must be at least {at_least}, got {value}")
+    if not are_numbers((value,), 1) or value < at_least:
+        raise InputError(f"{name} must be at least {at_least}, got {as_text(value)}")
