@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from fisedit.values import AdapterReference, GenerationConfig
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -107,6 +109,33 @@ Job = tuple[EditRequest, EditPlan]
 _NO_CONDITIONS: Mapping[str, object] = MappingProxyType({})
 
 
+def _naming_references(
+    make: Callable[Concatenate[EditPipeline, P], EditRequest],
+) -> Callable[Concatenate[EditPipeline, P], EditRequest]:
+    """A method whose request names pictures that adapters read: they stay while it lives, and others go.
+
+    Args:
+        make: the method.
+    """
+
+    @wraps(make)
+    def made(self: EditPipeline, /, *args: P.args, **kwargs: P.kwargs) -> EditRequest:
+        references, token = self.engine.references, object()
+        with exclusive(references):
+            self._requesting.add(token)
+        try:
+            request = make(self, *args, **kwargs)
+            with exclusive(references):
+                self._requests.add(request)
+            return request
+        finally:
+            with exclusive(references):
+                self._requesting.remove(token)
+            self.release_references()
+
+    return made
+
+
 class EditPipeline:
     """One user's engine, trajectory cache and history, and what is done with them.
 
@@ -124,6 +153,7 @@ class EditPipeline:
         self.cache, self.history = cache, History()
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
+        self._requests, self._requesting = WeakSet[EditRequest](), set[object]()
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs, adapters and tiers, and a cache of its own; arguments as in
@@ -162,6 +192,7 @@ class EditPipeline:
         self._recorded_with = model
         self.engine.refresh()
 
+    @_naming_references
     def request_source(
         self,
         config: GenerationConfig,
@@ -187,6 +218,7 @@ class EditPipeline:
         config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
+    @_naming_references
     def request_edit(
         self,
         prompt: str,
@@ -294,6 +326,13 @@ class EditPipeline:
                 crop = parent.crop if argument == CONTROL else None
                 found += references.entries(condition, argument, crop, size)
         return tuple(found)
+
+    def release_references(self) -> None:
+        """Let pictures go that adapters read and that neither a result nor a request names."""
+        with exclusive(self.engine.references):
+            if not self._requesting:
+                configs = [each.config for each in (*self.history, *self._requests)]
+                self.engine.references.keep({entry.reference for config in configs for entry in config.like})
 
     def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
         """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from scipy.ndimage import binary_fill_holes
 from fisedit.adapters.picture_adapter import AdapterInputs
 from fisedit.drive import Drive
 from fisedit.errors import AdapterError, InputError
+from fisedit.models.injection import exclusive
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
 from fisedit.values import CONTROL, DRIVE, REFERENCE, AdapterReference, AdapterUse, check_scale
@@ -167,7 +168,8 @@ class References:
         upright = to_canvas(upright, upright.size)
         upright = upright.crop(crop) if crop is not None and upright.size == size else upright
         digest = hashlib.sha256(f"{upright.size}".encode() + upright.tobytes()).hexdigest()[:16]
-        self.pictures[digest] = upright
+        with exclusive(self):
+            self.pictures[digest] = upright
         return tuple(AdapterReference(name, loaded.use, digest) for name, loaded in readers.items())
 
     def reads(self, entry: AdapterReference, argument: str) -> bool:
@@ -225,6 +227,17 @@ class References:
         adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
         return SessionAssets({loaded.source: loaded.use for loaded in adapters.values()}, pictures)
+
+    def keep(self, named: Collection[str]) -> None:
+        """Let pictures go that nothing names any more, and what was read of them.
+
+        Args:
+            named: digests of pictures and drives that are needed.
+        """
+        for name in self.pictures.keys() - named:
+            del self.pictures[name]
+        for key in [key for key in self._kept if key[1] not in named]:
+            del self._kept[key]
 
     def conditions(self, config: GenerationConfig, branches: int, step: int) -> tuple[UNetAdapter, ...]:
         """The adapters that take part in a config's step, with what they read of its pictures.

@@ -120,7 +120,8 @@ class EditorBase:
         Args:
             history: results that it shares with editors over other models; None for its own. A result is edited by an
                 editor of the model that made it.
-            references: reference pictures by their digests, shared with editors over other models; None for its own.
+            references: reference pictures by their digests, shared with the editors that share the history, whose
+                results name them; None for its own.
         """
         limit = self._trajectory_cache.max_bytes
         editor = type(self)(self.pipe, model=self.model, vae=self.vae, max_recorded_bytes=limit)
@@ -228,6 +229,7 @@ class EditorBase:
         """
         deleted = self.history.delete(result_id)
         self._trajectory_cache.drop(deleted)
+        self._pipeline.release_references()
         return deleted
 
     @property

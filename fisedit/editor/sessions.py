@@ -184,6 +184,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         self._engine.references.pictures |= loaded.assets.references
         self.forget()
         self._pipeline.history = loaded.history
+        self._pipeline.release_references()
         self._stores = {store.folder: store}
         if loaded.index.dtype == self._dtype:
             self.load_pages(store.pages(loaded.index))

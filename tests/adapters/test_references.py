@@ -14,7 +14,7 @@ from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.adapters.insertion_points import inject_maps
 from fisedit.adapters.row_column_reader import ReferenceCondition
-from fisedit.errors import AdapterError, InputError
+from fisedit.errors import AdapterError, InputError, MaskError
 from fisedit.values import MaskSource
 from tests.support import oracle
 from tests.support.adapters import lively, naive
@@ -136,6 +136,40 @@ def test_several_adapters_add_up(pipe, editor, tmp_path):
     editor.unload_adapter(tmp_path / "other.safetensors")
     editor.checkout(source.id)
     assert np.array_equal(pixels(editor.edit(DOG, mask=SQUARE, reference=RED)), pixels(one))
+
+
+def test_a_picture_that_no_result_names_any_more_is_let_go(editor):
+    references = editor._engine.references
+    editor.generate(CAT, **QUICK)
+    edited = editor.edit(DOG, mask=SQUARE, reference=RED)
+    with pytest.raises(MaskError):
+        editor.edit(CAT, mask=np.ones((3, 3), bool), reference=BLUE)
+    assert {like.reference for like in edited.config.like} == references.pictures.keys()
+    assert len(references._kept) == 1
+    editor.preview(CAT, mask=SQUARE, reference=BLUE)
+    editor.delete(edited.id)
+    assert not references.pictures and not references._kept
+
+
+def test_a_picture_stays_while_it_is_read(editor):
+    """Whatever is deleted in the meantime; afterwards the result names it."""
+    editor.generate(CAT, **QUICK)
+    other = editor.edit(DOG, mask=SQUARE, reference=BLUE)
+    editor.undo()
+    wanted = editor.beside()
+    wanted.generate(CAT, **QUICK)
+    told = [lambda: editor.delete(other.id), editor._engine.references._kept.clear]
+    ours = editor.edit(DOG, mask=SQUARE, reference=RED, on_step=lambda *_: told and told.pop(0)())
+    assert np.array_equal(pixels(ours), pixels(wanted.edit(DOG, mask=SQUARE, reference=RED)))
+    assert {like.reference for like in ours.config.like} == editor._engine.references.pictures.keys()
+
+
+def test_a_picture_of_another_session_is_let_go(editor, tmp_path):
+    editor.generate(CAT, **QUICK)
+    editor.save(tmp_path / "session")
+    editor.generate(CAT, reference=RED, **QUICK)
+    editor.load(tmp_path / "session")
+    assert not editor._engine.references.pictures
 
 
 def test_an_unloaded_adapter_leaves_no_trace(pipe, editor):
