@@ -278,6 +278,20 @@ class EditPipeline:
             on_step=on_step,
         )
 
+    def request_again(self, result: EditResult, on_step: OnStep | None = None) -> EditRequest:
+        """The request for what a dense run makes of a result's config.
+
+        Args:
+            result: of the history.
+            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
+
+        Raises:
+            SessionError: the model has other LoRAs now, or other scales.
+        """
+        self._refresh()
+        self._check_loras(result)
+        return EditRequest(result.config, result.diff, result, on_step=on_step)
+
     def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
         """Where a config's control pictures differ from those of the edited picture, a cell around it too."""
         left, top, right, bottom = config.crop or (0, 0, *parent.size)
@@ -455,9 +469,13 @@ class EditPipeline:
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
-        if loras(self.engine.pipe.unet) != request.config.loras:
-            raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
+        self._check_loras_stayed(request.config)
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
+
+    def _check_loras_stayed(self, config: GenerationConfig) -> None:
+        """Raise SessionError where the model's LoRAs, after a run, are others than the config's."""
+        if loras(self.engine.pipe.unet) != config.loras:
+            raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
         """Sparse over the parent's trajectory, dense over it, or dense alone."""
@@ -539,6 +557,7 @@ class EditPipeline:
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
+        self._check_loras_stayed(config)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 
@@ -691,14 +710,8 @@ class EditPipeline:
         if parent is not None and result.stats.unet_evaluations_dense + len(result.run.growth) == 0:
             self.cache.share(parent.id, result.id)
             return
-        config = result.config
-        if config.loras != self.engine.executor.loras:
-            lora_names = ", ".join(dict(config.loras)) or "no LoRA"
-            raise SessionError(
-                f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
-                "load that, and unload others"
-            )
-        picture = None
+        self._check_loras(result)
+        config, picture = result.config, None
         if parent is None and config.opened:
             picture = result.image if config.crop else result.canvas
         run = result.run
@@ -715,6 +728,15 @@ class EditPipeline:
         )
         plan = self.planner.replay(request, self.encode(request), None, result.mask, run)
         self._cache(result, *self.render([(request, plan)]))
+
+    def _check_loras(self, result: EditResult) -> None:
+        """Raise SessionError where the model has other LoRAs, or other scales, than a result was made with."""
+        if result.config.loras != self.engine.executor.loras:
+            lora_names = ", ".join(dict(result.config.loras)) or "no LoRA"
+            raise SessionError(
+                f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
+                "load that, and unload others"
+            )
 
 
 @torch.inference_mode()

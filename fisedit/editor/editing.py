@@ -20,7 +20,7 @@ from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
 from fisedit.masking.region import Region, joined, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.stopwatch import Stopwatch
-from fisedit.planner import EditRequest, Repaint
+from fisedit.planner import Repaint
 from fisedit.sparse.modules import project_text
 from fisedit.values import (
     CONTROL,
@@ -363,10 +363,10 @@ class EditMixin(EditorBase):
             A picture of the config's size, and seconds from prompt to picture.
 
         Raises:
-            SessionError: no such result.
+            SessionError: no such result, or the model has other LoRAs now than it was made with. AdapterError: an
+                adapter that it was made with is not loaded.
         """
-        result = self.history.find(result_id)
-        request = EditRequest(result.config, result.diff, result, on_step=on_step)
+        request = self._pipeline.request_again(self.history.find(result_id), on_step)
         self._pipeline.again_if_damaged(request, lambda: self._pipeline.restore(request))
         request = replace(request, stopwatch=Stopwatch())
         return self._pipeline.render_dense(request), request.stopwatch.done()["total"]

@@ -125,6 +125,27 @@ def test_what_was_made_with_a_lora_is_rebuilt_with_it(pipe, tmp_path):
         Editor.remake(Image.open(next((tmp_path / "session").glob(f"{edit.id}-{'?' * 16}.png"))))
 
 
+def test_a_dense_run_has_the_results_own_loras(pipe, tmp_path):
+    """Or there is none: what other weights make is nothing to compare with."""
+    editor, file = Editor(pipe), Lora(pipe).kohya(tmp_path / "style.safetensors")
+    plain = editor.generate(CAT, **QUICK)
+    name = editor.load_lora(file, SCALE)
+    styled = editor.generate(CAT, **QUICK)
+    assert np.array_equal(np.asarray(editor.dense(styled.id)[0]), pixels(styled))
+    with pytest.raises(SessionError, match="rebuilt with no LoRA, as it was made"):
+        editor.dense(plain.id)
+    editor.scale_loras({name: 0.1})
+    with pytest.raises(SessionError, match=f"rebuilt with {name}, as it was made, and with the same scales"):
+        editor.dense(styled.id)
+    editor.unload_lora(name)
+    with pytest.raises(SessionError, match=f"rebuilt with {name}, as it was made"):
+        editor.dense(styled.id)
+    with pytest.raises(SessionError, match="LoRAs were loaded, scaled or unloaded while this ran"):
+        editor.dense(plain.id, on_step=lambda i, *_: i or editor.load_lora(file, SCALE))
+    editor.unload_lora(name)
+    assert np.array_equal(np.asarray(editor.dense(plain.id)[0]), pixels(plain))
+
+
 def test_an_edit_that_alone_has_a_lora_is_not_remade_without_it(pipe, tmp_path):
     editor, file = Editor(pipe, model="here"), Lora(pipe).kohya(tmp_path / "style.safetensors")
     editor.generate(CAT, **QUICK)

@@ -124,6 +124,14 @@ def test_the_same_words_may_take_another_look(editor):
     assert pixels_outside(edit, source) and not np.array_equal(pixels(edit), pixels(source))
 
 
+def test_a_dense_run_has_the_results_own_adapter(editor):
+    source = editor.generate(CAT, reference=RED, **QUICK)
+    assert np.array_equal(np.asarray(editor.dense(source.id)[0]), pixels(source))
+    editor.unload_adapter()
+    with pytest.raises(AdapterError, match=r"was made with the adapter .*, which is not loaded; load it"):
+        editor.dense(source.id)
+
+
 def test_several_adapters_add_up(pipe, editor, tmp_path):
     source = editor.generate(CAT, **QUICK)
     one = editor.edit(DOG, mask=SQUARE, reference=RED)
