@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
-from fisedit.values import CONTROL, DRIVE, REFERENCE, AdapterReference, AdapterUse, check_scale
+from fisedit.values import CONTROL, DRIVE, REFERENCE, AdapterReference, AdapterUse, SavedAdapter, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -50,11 +50,13 @@ class LoadedAdapter:
         adapter: that reads pictures.
         source: where it came from.
         use: of new pictures.
+        image_encoder: folder of its image encoder, "" for the one beside its file.
     """
 
     adapter: PictureAdapter
     source: str
     use: AdapterUse
+    image_encoder: str = ""
 
 
 class References:
@@ -71,13 +73,14 @@ class References:
         self.pictures: dict[str, Image] = {}
         self._kept: OrderedDict[tuple[str, str, int, int, int], Any] = OrderedDict()
 
-    def load(self, adapter: PictureAdapter, source: str, use: AdapterUse) -> str:
+    def load(self, adapter: PictureAdapter, source: str, use: AdapterUse, image_encoder: str = "") -> str:
         """Load an adapter.
 
         Args:
             adapter: moved to the UNet's device and dtype.
             source: where it came from.
             use: of new pictures.
+            image_encoder: folder of its image encoder, "" for the one beside its file.
 
         Returns:
             Its identity.
@@ -92,7 +95,7 @@ class References:
         if name in self.adapters:
             raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
         adapter.match(self._pipe.unet)
-        self.adapters[name] = LoadedAdapter(adapter, source, use)
+        self.adapters[name] = LoadedAdapter(adapter, source, use, image_encoder)
         return name
 
     def loaded(self, source: str) -> bool:
@@ -226,7 +229,11 @@ class References:
         named = tuple(entries)
         adapters = {name: loaded for name, loaded in self.adapters.items() if any(one.adapter == name for one in named)}
         pictures = {one.reference: self.pictures[one.reference] for one in named if one.reference in self.pictures}
-        return SessionAssets({loaded.source: loaded.use for loaded in adapters.values()}, pictures)
+        saved = {
+            loaded.source: SavedAdapter(**asdict(loaded.use), image_encoder=loaded.image_encoder)
+            for loaded in adapters.values()
+        }
+        return SessionAssets(saved, pictures)
 
     def keep(self, named: Collection[str]) -> None:
         """Let pictures go that nothing names any more, and what was read of them.

@@ -128,7 +128,8 @@ class AdapterMixin(EditorBase):
             image_encoder=image_encoder,
             local_files_only=local_files_only,
         )
-        self._engine.references.load(adapter, _adapter_name(source, weight_name), use)
+        encoder = absolute_path(image_encoder) if image_encoder else ""
+        self._engine.references.load(adapter, _adapter_name(source, weight_name), use, encoder)
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...]:

@@ -147,7 +147,8 @@ class SessionMixin(OpenMixin, AdapterMixin):
             cache_dtype: as in `from_pretrained`.
 
         Raises:
-            SessionError: no session there, or a damaged one. ModelError: its model cannot be loaded.
+            SessionError: no session there, or a damaged one. ModelError: its model, or an adapter with what belongs to
+                it, cannot be loaded.
         """
         index = SessionStore(Path(folder)).read_index()
         dtype = dtype or index.dtype

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from fisedit.values import (
     EditStats,
     GenerationConfig,
     MaskSource,
+    SavedAdapter,
     SchedulerName,
     config_to_dict,
     is_unicode,
@@ -120,7 +121,7 @@ class SessionIndex:
         model: Name or path of the model.
         dtype: Precision to load it in.
         current: Id of the result that the next edit begins with.
-        adapters: Path or hub id of an adapter -> how it takes part.
+        adapters: Path or hub id of an adapter -> how it takes part, and what it is loaded with.
         references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
         results: Parents before their children.
         digest: SHA-256 of the text.
@@ -419,10 +420,19 @@ def _flag(value: Any) -> bool:
 
 
 def _adapters(value: Any) -> dict[str, AdapterUse]:
-    usual: Mapping[str, Check] = {"control_guidance_start": _SHARE, "control_guidance_end": _SHARE, "guess_mode": _flag}
+    usual: Mapping[str, Check] = {
+        "control_guidance_start": _SHARE,
+        "control_guidance_end": _SHARE,
+        "guess_mode": _flag,
+        "image_encoder": _NAME,
+    }
     checks: Mapping[str, Check] = {"source": _text(_MAX_TEXT), "scale": _number(-10, 10), **usual}
     found = _tuple(lambda one: _fields(one, checks, optional=usual.keys()), _MAX_ITEMS)(value)
-    return {one.pop("source"): make_adapter_use(**one) for one in found}
+    return {one.pop("source"): _adapter(**one) for one in found}
+
+
+def _adapter(image_encoder: str = "", **use: Any) -> SavedAdapter:
+    return SavedAdapter(**asdict(make_adapter_use(**use)), image_encoder=image_encoder)
 
 
 def _files(value: Any) -> Mapping[str, str]:

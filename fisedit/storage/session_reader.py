@@ -41,7 +41,7 @@ class SessionAssets:
     """What the results of a session refer to.
 
     Args:
-        adapters: Path or hub id of an adapter -> how it takes part.
+        adapters: Path or hub id of an adapter -> how it takes part, and what it is loaded with.
         references: Digest of a reference image -> the image.
     """
 

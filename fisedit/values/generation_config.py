@@ -120,8 +120,19 @@ class AdapterUse:
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON; what is as usual is left out, but the scale."""
-        usual = AdapterUse()
+        usual = type(self)()
         return {name: value for name, value in asdict(self).items() if name == "scale" or value != getattr(usual, name)}
+
+
+@dataclass(frozen=True)
+class SavedAdapter(AdapterUse):
+    """An adapter of a session: how it takes part, and what it is loaded with beside its file.
+
+    Args:
+        image_encoder: folder of an IP-Adapter's image encoder; "" for the one beside its file.
+    """
+
+    image_encoder: str = ""
 
 
 @dataclass(frozen=True)

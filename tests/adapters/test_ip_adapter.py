@@ -170,6 +170,24 @@ def test_a_file_of_a_folder_and_another_encoder(pipe, adapter, tmp_path):
         editor.load_adapter(tmp_path, weight_name="models/b.safetensors")
 
 
+def test_a_session_knows_where_the_encoder_is(pipelines, model, tmp_path):
+    file = ip_adapters.save(ip_adapters.tensors(pipelines["demo"].unet, "plain"), tmp_path / "models")
+    (tmp_path / "models/image_encoder").rename(tmp_path / "encoder")
+    editor = Editor.from_pretrained(model, dtype="fp32", device="cpu")
+    editor.load_adapter(file, 0.6, image_encoder=tmp_path / "encoder")
+    editor.generate(CAT, **QUICK)
+    before = editor.edit(DOG, mask=SQUARE, reference=RED)
+    editor.save(tmp_path / "session")
+    again = Editor.resume(tmp_path / "session", device="cpu")
+    again.undo()
+    assert np.array_equal(pixels(again.edit(DOG, mask=SQUARE, reference=RED)), pixels(before))
+    again.save(tmp_path / "copy")
+    (tmp_path / "encoder").rename(tmp_path / "elsewhere")
+    with pytest.raises(AdapterError, match=r"needs its image encoder, got none in .*/encoder; name one") as raised:
+        Editor.resume(tmp_path / "copy", device="cpu")
+    assert "\n" not in str(raised.value)
+
+
 def test_files_that_do_not_fit(pipe, pipelines, adapter, tmp_path):
     editor = Editor(pipe, model="demo")
     file = ip_adapters.save(ip_adapters.tensors(pipelines["sd15"].unet, "plain"), tmp_path / "sd15")
