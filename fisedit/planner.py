@@ -306,7 +306,7 @@ class Planner:
             costs, cells = self.costs(config), mask.cells(config.num_timesteps)
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
             is_sparse = request.erases or regional
-            reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation))
+            reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation, start))
         plan = EditPlan(
             mask,
             prompt,
@@ -394,9 +394,9 @@ class Planner:
             return replace(plan, mask=mask, dilation=(), fallback=reason)
         note = f"the mask was grown from {old_mask.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
         dilation, cells = plan.dilation, mask.cells(request.config.num_timesteps)
-        if costs.dense_is_cheaper(cells, dilation):
+        if costs.dense_is_cheaper(cells, dilation, plan.start):
             dilation = self._choose_dilations(request, cells, plan.start, costs)
-        reason = costs.dense_is_cheaper(cells, dilation)
+        reason = costs.dense_is_cheaper(cells, dilation, plan.start)
         dilation, notes = () if reason else dilation, (*plan.notes, note)
         return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
 

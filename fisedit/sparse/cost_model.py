@@ -317,7 +317,7 @@ class Costs:
         cells = _by_step(mask)
         allowed = MAX_TIME_RATIO * self._time(cells, least, start)
         within_time = (d for d in reversed(nearer) if self._time(cells, d, start) <= allowed)
-        fits = (d for d in within_time if not self.dense_is_cheaper(mask, d))
+        fits = (d for d in within_time if not self.dense_is_cheaper(mask, d, start))
         return next(fits, least)
 
     def seconds(
@@ -391,10 +391,17 @@ class Costs:
             return fixed_macs(self._device) + macs + self._guided(None)
         return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
 
-    def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[int]) -> str:
-        """Why a mask is too large to be worth a sparse run, or ""."""
+    def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[int], start: int = 0) -> str:
+        """Why a mask is too large to be worth a sparse run, or "".
+
+        Args:
+            mask: booleans [h, w], or its cells by step.
+            dilation: latent cells computed beyond it at every step.
+            start: the first step to run, unless the mask's first cells join later; those before are not weighed.
+        """
         cells = _by_step(mask)
-        start, widest = cells.start, max((d for d in dilation if d < DENSE_STEP), default=DENSE_STEP)
+        start = max(start, cells.start)
+        widest = max((d for d in dilation[start:] if d < DENSE_STEP), default=DENSE_STEP)
         if cells.grid.all() and cells.entry is None:
             return "the mask covers everything"
         sparse, dense = self.seconds(mask, dilation, start), self.seconds(None, (), start)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from fisedit import Editor
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse import cost_store
 from fisedit.sparse.cost_table import CostTable, Curve, Measurements, fit, from_dict
 from fisedit.values import DENSE_STEP, make_generation_config
+from tests.support.edits import CAT, DOG
 
 
 def table(dense: float, sparse: float, shifted: float = 0.0) -> CostTable:
@@ -119,3 +121,20 @@ def test_a_table_decides_between_dense_and_sparse_and_tells_seconds(pipelines):
         "dense steps that cost hardly more are taken"
     )
     assert costs(pipe, None).seconds(CORNER, growth) is None
+
+
+def test_the_steps_that_run_alone_are_weighed(pipelines):
+    """A sparse run's fixed part pays in many steps, and what the first ones would compute counts for those alone."""
+    planned = CostTable(table(2.0, 1.0).curves | {("edit", "plan", -1): Curve((1.0,), (3.0,))})
+    measured = costs(pipelines["demo"], planned)
+    assert not measured.dense_is_cheaper(CORNER, (1,) * 10)
+    assert "dense is as fast" in measured.dense_is_cheaper(CORNER, (1,) * 10, start=7)
+    wide_at_first = (12,) * 5 + (1,) * 5
+    counted = costs(pipelines["demo"], None)
+    assert "dense is as fast" in counted.dense_is_cheaper(CORNER, wide_at_first)
+    assert not counted.dense_is_cheaper(CORNER, wide_at_first, start=5)
+    editor = Editor(pipelines["demo"])
+    editor.generate(CAT, num_inference_steps=10)
+    editor._engine.table = planned
+    fallbacks = [editor.preview(DOG, mask=CORNER, strength=strength).fallback for strength in (1.0, 0.3)]
+    assert not fallbacks[0] and "dense is as fast" in fallbacks[1]
