@@ -132,13 +132,12 @@ def cost_summary(
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
         return _line(*stats.notes, outside_as_text(parent, result), unavailable)
     work = _work_as_text(stats.macs_dense, stats.macs)
-    why = f"the whole picture was painted: {stats.fallback}" if stats.fallback else ""
     whole = _seconds_as_text(full_seconds, "in full ", " (measured)")
     if full_seconds is None and source is not None and not source.config.opened:
         whole = _seconds_as_text(source.stats.seconds["total"], "the new picture took ")
     outside = outside_as_text(parent, result)
     seed = f"seed {result.config.seed}" if result.config.seed != parent.config.seed else ""
-    return _line(_seconds_as_text(total), whole, work, outside, seed, why, *stats.notes, unavailable)
+    return _line(_seconds_as_text(total), whole, work, outside, seed, *stats.notes, unavailable)
 
 
 def outside_as_text(parent: EditResult, result: EditResult) -> str:

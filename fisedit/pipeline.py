@@ -761,18 +761,30 @@ def diff_prompts(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
-    """What the user should know of an edit's picture."""
+    """What the user should know of a picture."""
     if request.parent is None:
-        return ()
+        return _part_notes(request)
     notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
+    if plan.fallback:
+        notes.append(f"the whole picture was painted: {plan.fallback}")
     if difference < MIN_MEAN_DIFFERENCE:
         notes.append(
             f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
         )
-    left, top, right, bottom = request.config.crop or (0, 0, *request.parent.size)
-    if upscale := upscale_note((right - left, bottom - top), image.size):
+    crop = request.config.crop
+    left, top, right, bottom = crop or (0, 0, *request.parent.size)
+    if upscale := upscale_note((right - left, bottom - top), image.size, is_part=crop is not None):
         notes.append(upscale)
     return tuple(notes)
+
+
+def _part_notes(request: EditRequest) -> tuple[str, ...]:
+    """That a part of an opened picture alone is on the canvas, and edits go there."""
+    if request.picture is None or request.config.crop is None:
+        return ()
+    (width, height), (left, top, right, bottom) = request.picture.size, request.config.crop
+    part = f"{right - left}x{bottom - top} of {width}x{height} pixels, from column {left} and row {top} on"
+    return (f"a part of the picture is opened, {part}; open it again to edit elsewhere",)
 
 
 def _mean_difference(before: Image, after: Image, mask: EditMask) -> float:

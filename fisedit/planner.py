@@ -312,7 +312,7 @@ class Planner:
             prompt,
             () if reason else dilation,
             reason,
-            notes=prompt.notes,
+            notes=(*prompt.notes, *self._adapter_notes(request, start)),
             probes=scope.probes,
             extra_macs=extra_macs + scope.macs + len(regional) * costs.text(),
             recorded=self._engine.has_adapter_features(source, config),
@@ -325,6 +325,21 @@ class Planner:
         if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
             return plan
         return self._with_drift_check(request, plan)
+
+    def _adapter_notes(self, request: EditRequest, start: int) -> tuple[str, ...]:
+        """Which adapters of a picture or of its edit take no part in the steps that run."""
+        config, loaded = request.config, self._engine.references.adapters
+        before = request.parent.config.like if request.parent else ()
+        gone = [entry.adapter for entry in before if entry.adapter not in loaded]
+        idle = [
+            loaded[entry.adapter].source
+            for entry in config.like
+            if not any(entry.use.covers(i, config.num_timesteps) for i in range(start, config.num_timesteps))
+        ]
+        return (
+            *(f"made without the adapter {name} of the edited picture, which is not loaded now" for name in gone),
+            *(f"the adapter {name} takes part in none of the steps that run, from step {start} on" for name in idle),
+        )
 
     def _regional(self, request: EditRequest, scope: EditScope) -> tuple[RegionalPrompt, ...]:
         """The cells of every prompt of a region."""

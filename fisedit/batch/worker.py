@@ -207,7 +207,6 @@ class BatchWorker:
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step, **own)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
         output, format_notes = _encode(item, source, result, metadata)
-        fallback = (f"dense: {result.stats.fallback}",) if result.stats.fallback else ()
         return ItemOutput(
             data=output,
             picture=sha256(source.data).hexdigest(),
@@ -215,7 +214,7 @@ class BatchWorker:
             area=_mask_png(result),
             change=str(result.diff),
             seconds=0.0,
-            notes=(*source.picture.notes, *fallback, *result.stats.notes, *format_notes),
+            notes=(*source.picture.notes, *result.stats.notes, *format_notes),
         )
 
     def _edit_found(self, item: BatchItem, provider: MaskProvider, on_step: OnStep) -> ItemOutput:
@@ -247,7 +246,6 @@ class BatchWorker:
             result = editor.edit(item.prompt, region=region, on_step=on_step, **own)
             if result.mask.source is not MaskSource.NOWHERE:
                 covered |= cell_pixels(result.mask.grid, result.size, source.config.crop)
-            notes += [f"dense: {result.stats.fallback}"] if result.stats.fallback else []
             notes += result.stats.notes
         area, change, metadata = b"", "", None
         if result is not None:

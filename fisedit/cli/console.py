@@ -171,9 +171,8 @@ def show_costs(results: Sequence[EditResult]) -> None:
     console = Console()
     console.print(table)
     for result in results:
-        for note in (result.stats.fallback, *result.stats.notes):
-            if note:
-                console.print(f"note: {note}", markup=False, highlight=False)
+        for note in result.stats.notes:
+            console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def show_metadata(metadata: Metadata, origin: Origin, *, json: bool) -> None:

@@ -115,18 +115,18 @@ def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:
     return _side(width * scale), _side(height * scale)
 
 
-def upscale_note(size: tuple[int, int], canvas: tuple[int, int]) -> str:
+def upscale_note(size: tuple[int, int], canvas: tuple[int, int], *, is_part: bool = False) -> str:
     """A note for the user if the edit is visibly enlarged, else "".
 
     Args:
-        size: Width and height of the image in pixels.
+        size: Width and height of the image, or of the part that is on the canvas, in pixels.
         canvas: Width and height of its canvas in pixels.
+        is_part: Whether a part of the image alone is on the canvas.
     """
     times = math.sqrt(math.prod(size) / math.prod(canvas))
     note = f"painted on {canvas[0]}x{canvas[1]} pixels and enlarged {times:.1f} times"
-    return (
-        f"{note}; paint or box a part of the picture, or open it alone, for finer detail" if times > MAX_UPSCALE else ""
-    )
+    advice = "" if is_part else "; paint or box a part of the picture, or open it alone, for finer detail"
+    return f"{note}{advice}" if times > MAX_UPSCALE else ""
 
 
 def is_canvas(picture: Image.Image, size: tuple[int, int]) -> bool:

@@ -187,9 +187,22 @@ def test_an_unloaded_adapter_leaves_no_trace(pipe, editor):
     assert np.array_equal(pixels(plain), pixels(own))
 
 
+def test_an_adapter_that_rests_in_all_steps_that_run_is_told(editor, place):
+    editor.unload_adapter()
+    editor.load_adapter(place, control_guidance_end=0.4)
+    editor.generate(CAT, **QUICK)
+    late = editor.edit(DOG, mask=SQUARE, reference=RED, strength=0.4)
+    assert any("takes part in none of the steps that run, from step 2 on" in note for note in late.stats.notes)
+    editor.undo()
+    assert not any("none of the steps" in note for note in editor.edit(DOG, mask=SQUARE, reference=RED).stats.notes)
+
+
 def test_a_source_whose_adapter_is_gone_is_edited_without(editor):
     source = editor.generate(CAT, reference=RED, **QUICK)
+    (adapter,) = {like.adapter for like in source.config.like}
     editor.unload_adapter()
+    note = f"made without the adapter {adapter} of the edited picture, which is not loaded now"
+    assert note in editor.preview(DOG, mask=SQUARE).notes
     edit = editor.edit(DOG, mask=SQUARE)
     assert edit.config.like == () and pixels_outside(edit, source)
     editor.forget()

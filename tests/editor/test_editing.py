@@ -82,6 +82,7 @@ def test_dense_fallbacks_say_why_and_keep_what_is_outside(editor, source, monkey
     with Calls(editor.pipe.unet) as calls:
         result = editor.edit(prompt, protect=protect, growth=1, **options)
     assert result.stats.fallback.startswith(why)
+    assert f"the whole picture was painted: {result.stats.fallback}" in result.stats.notes
     assert (calls.dense, calls.sparse) == (3, 0)
     assert (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse) == (3, 0)
     check_outside(editor, result, source)

@@ -135,7 +135,8 @@ def test_a_truncated_prompt_is_told(editor, call):
         "edit": lambda: editor.edit(LONG, mask=SQUARE, growth=1),
         "dense": lambda: editor.edit(LONG, mask=np.ones((16, 16), bool)),
     }
-    (note,) = calls[call]().stats.notes
+    note, *why_dense = calls[call]().stats.notes
+    assert len(why_dense) == (call == "dense")
     assert note == "the prompt is longer than 8 chunks of 75 tokens, and the rest is not read; shorten it"
 
 

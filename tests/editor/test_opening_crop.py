@@ -49,6 +49,8 @@ def test_the_part_around_a_region_is_edited_at_full_resolution_and_set_back(edit
     assert left <= BOX[0] and top <= BOX[1] and right >= BOX[2] and bottom >= BOX[3]
     assert (right - left, bottom - top) == (source.config.width, source.config.height)  # nothing is resized
     assert source.size == SIZE and source.image.mode == mode and not changed(picture, source.image).any()
+    told = f"{right - left}x{bottom - top} of 600x400 pixels, from column {left} and row {top} on"
+    assert [note for note in source.stats.notes if told in note]
     if mode == "RGB":
         part = np.asarray(picture)[top:bottom, left:right]
         assert np.array_equal(np.asarray(source.canvas), part)
@@ -109,6 +111,17 @@ def test_a_session_a_rebuild_and_a_file_know_the_part(editor, tmp_path):
     editor.write(tmp_path / "edit.png")
     remade = Editor.remake(Image.open(tmp_path / "edit.png"), local_files_only=True)
     assert remade.current.config.crop == crop and same(remade.current, edit)
+
+
+def test_what_is_opened_in_part_is_not_advised_to_be(editor):
+    half = Region.box(0, 0, 500, 200)
+    assert editor.open(photo(), CAT, region=half, context=0.0, **QUICK).config.crop
+    (note,) = [note for note in editor.edit(DOG, region=half).stats.notes if "enlarged" in note]
+    assert "give width and height" in note and "open" not in note
+    whole = editor.open(photo(), CAT, **QUICK)
+    assert not any("a part of the picture is opened" in note for note in whole.stats.notes)
+    (note,) = [note for note in editor.edit(DOG, region=half).stats.notes if "enlarged" in note]
+    assert "part of the picture" in note
 
 
 def test_small_pictures_and_empty_regions_are_opened_whole(editor):

@@ -4,7 +4,8 @@ The set that is stored was made at the commit `MADE_AT`, and shows that behaviou
 only for a change of behaviour that is meant, and set `MADE_AT` then. (It was the set of 7d06e12, before the package was
 restructured, until boundaries were blended and regions had a rim where attention is in doubt; confidence is calibrated,
 and a dense run's shared branch counted with its text, since; a region of low confidence takes its neighbours' cells;
-of a transformer's norm what each row has part in its statistics is recorded, and shifted after dense steps.)
+of a transformer's norm what each row has part in its statistics is recorded, and shifted after dense steps; notes tell
+why an edit ran dense.)
 """
 
 from __future__ import annotations

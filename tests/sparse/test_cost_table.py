@@ -128,13 +128,13 @@ def test_the_steps_that_run_alone_are_weighed(pipelines):
     planned = CostTable(table(2.0, 1.0).curves | {("edit", "plan", -1): Curve((1.0,), (3.0,))})
     measured = costs(pipelines["demo"], planned)
     assert not measured.dense_is_cheaper(CORNER, (1,) * 10)
-    assert "dense is as fast" in measured.dense_is_cheaper(CORNER, (1,) * 10, start=7)
+    assert measured.dense_is_cheaper(CORNER, (1,) * 10, start=7)
     wide_at_first = (12,) * 5 + (1,) * 5
     counted = costs(pipelines["demo"], None)
-    assert "dense is as fast" in counted.dense_is_cheaper(CORNER, wide_at_first)
+    assert counted.dense_is_cheaper(CORNER, wide_at_first)
     assert not counted.dense_is_cheaper(CORNER, wide_at_first, start=5)
     editor = Editor(pipelines["demo"])
     editor.generate(CAT, num_inference_steps=10)
     editor._engine.table = planned
     fallbacks = [editor.preview(DOG, mask=CORNER, strength=strength).fallback for strength in (1.0, 0.3)]
-    assert not fallbacks[0] and "dense is as fast" in fallbacks[1]
+    assert not fallbacks[0] and fallbacks[1]
