@@ -289,7 +289,7 @@ class EditPipeline:
             SessionError: the model has other LoRAs now, or other scales.
         """
         self._refresh()
-        self._check_loras(result)
+        self._check_own_loras(result)
         return EditRequest(result.config, result.diff, result, on_step=on_step)
 
     def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
@@ -469,12 +469,11 @@ class EditPipeline:
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
-        self._check_loras_stayed(request.config)
+        self._check_loras(request)
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
-    def _check_loras_stayed(self, config: GenerationConfig) -> None:
-        """Raise SessionError where the model's LoRAs, after a run, are others than the config's."""
-        if loras(self.engine.pipe.unet) != config.loras:
+    def _check_loras(self, request: EditRequest) -> None:
+        if loras(self.engine.pipe.unet) != request.config.loras:
             raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
@@ -557,7 +556,7 @@ class EditPipeline:
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
-        self._check_loras_stayed(config)
+        self._check_loras(request)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 
@@ -710,7 +709,7 @@ class EditPipeline:
         if parent is not None and result.stats.unet_evaluations_dense + len(result.run.growth) == 0:
             self.cache.share(parent.id, result.id)
             return
-        self._check_loras(result)
+        self._check_own_loras(result)
         config, picture = result.config, None
         if parent is None and config.opened:
             picture = result.image if config.crop else result.canvas
@@ -729,7 +728,7 @@ class EditPipeline:
         plan = self.planner.replay(request, self.encode(request), None, result.mask, run)
         self._cache(result, *self.render([(request, plan)]))
 
-    def _check_loras(self, result: EditResult) -> None:
+    def _check_own_loras(self, result: EditResult) -> None:
         """Raise SessionError where the model has other LoRAs, or other scales, than a result was made with."""
         if result.config.loras != self.engine.executor.loras:
             lora_names = ", ".join(dict(result.config.loras)) or "no LoRA"
