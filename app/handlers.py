@@ -27,7 +27,7 @@ from app.validation import (
 from fisedit import Region
 from fisedit.adapters.control_pictures import canny
 from fisedit.errors import InputError, SessionError
-from fisedit.masking.region import cells_on_picture, covers
+from fisedit.masking.region_arguments import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
 from fisedit.values import CONTROL, DRIVE, REFERENCE, SchedulerName, num_timesteps
 

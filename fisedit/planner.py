@@ -14,7 +14,8 @@ import numpy as np
 from fisedit.errors import InputError, MaskError, as_text
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
-from fisedit.masking.region import Region, RegionCanvas
+from fisedit.masking.region import Region
+from fisedit.masking.region_values import RegionCanvas
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.sparse.cost_model import steps_alike
 from fisedit.values import (

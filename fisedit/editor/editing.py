@@ -17,7 +17,8 @@ from fisedit.errors import InputError
 from fisedit.history import EditResult
 from fisedit.masking.localize import change_heatmap
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
-from fisedit.masking.region import Region, joined, region_of
+from fisedit.masking.region import Region
+from fisedit.masking.region_arguments import joined, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.planner import Repaint

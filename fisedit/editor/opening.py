@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import CANNY, canny
 from fisedit.errors import InputError, as_text
 from fisedit.history import EditResult
-from fisedit.masking.region import Region, cells_on_picture, check_border
+from fisedit.masking.region import Region
+from fisedit.masking.region_arguments import cells_on_picture
+from fisedit.masking.region_values import check_border
 from fisedit.storage.canvas import (
     CONTEXT,
     MAX_CONTEXT,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.masking.mask_options import MaskOptions
-    from fisedit.masking.region import Points
+    from fisedit.masking.region_values import Points
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid, EditScript, GenerationConfig

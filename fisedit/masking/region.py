@@ -7,98 +7,34 @@ cells; where words attend and what lies under points, a `RegionScope` says.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fisedit.errors import InputError, MaskError, as_text
 from fisedit.masking import masks
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
-from fisedit.values import (
-    LATENT_FACTOR,
-    MAX_DILATION,
-    MAX_REGIONS,
-    EditMask,
-    MaskSource,
-    are_numbers,
-    cell_pixels,
-    soft_levels,
+from fisedit.masking.region_values import (
+    WHOLE,
+    RegionCanvas,
+    RegionMask,
+    axes_of,
+    cell_span,
+    check_border,
+    check_points,
+    joined_mask,
+    mask_of,
+    with_levels,
 )
+from fisedit.values import MAX_DILATION, EditMask, MaskSource, are_numbers
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from fisedit.masking.region_values import Levels, Points, RegionScope
     from fisedit.values import BoolGrid, Box
-
-    Levels = NDArray[np.uint8]
-    Points = tuple[tuple[float, float], ...]
-
-_WHOLE = 255
-
-MAX_POINTS = 64
-"""Points of a region inside, and as many outside."""
-
-
-@dataclass(frozen=True)
-class RegionCanvas:
-    """What regions are bound to.
-
-    Args:
-        height: of the canvas in pixels, divisible by 8.
-        width: of the canvas in pixels, divisible by 8.
-        size: width and height of the picture in pixels.
-        crop: the part of the picture that is on the canvas; None for all of it.
-        strict: what marks nothing on that part is refused; else it is empty there.
-        steps: of the edit, as many as words may be localized by; None where none is run.
-    """
-
-    height: int
-    width: int
-    size: tuple[int, int]
-    crop: Box | None = None
-    strict: bool = True
-    steps: int | None = None
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """(height, width) of the grid of latent cells."""
-        return self.height // LATENT_FACTOR, self.width // LATENT_FACTOR
-
-
-class RegionScope(Protocol):
-    """What a region asks of the picture that is edited."""
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """(height, width) of the grid of latent cells."""
-
-    def by_words(self, options: MaskOptions) -> tuple[EditMask, str]:
-        """The mask of words, and why it is the whole picture, or ""."""
-
-    def by_points(self, inside: Points, outside: Points) -> BoolGrid:
-        """The cells of the things under some points of the canvas, without those under others: booleans [h, w]."""
-
-
-@dataclass(frozen=True, eq=False)
-class RegionMask:
-    """What a region is on a picture.
-
-    Args:
-        mask: its cells.
-        reason: why they are the whole picture though nobody said so, or "".
-    """
-
-    mask: EditMask
-    reason: str = ""
-
-    @property
-    def levels(self) -> Levels:
-        """How much every cell may change, uint8 [h, w]."""
-        return _levels(self.mask)
 
 
 class Region(ABC):
@@ -162,7 +98,7 @@ class Region(ABC):
         Raises:
             InputError: no point, more than 64, or no numbers.
         """
-        return _Points(_checked_points(inside), _checked_points(outside))
+        return _Points(check_points(inside), check_points(outside))
 
     @staticmethod
     def border(left: int = 0, top: int = 0, right: int = 0, bottom: int = 0) -> Region:
@@ -317,7 +253,7 @@ class _Cells(Region):
         return self
 
     def resolve(self, scope: RegionScope) -> RegionMask:
-        return RegionMask(_mask(self.levels, MaskSource.GIVEN))
+        return RegionMask(mask_of(self.levels, MaskSource.GIVEN))
 
     @property
     def is_empty(self) -> bool:
@@ -333,7 +269,7 @@ class _Given(Region):
         place = canvas.height, canvas.width, canvas.size, canvas.crop
         if self.soft:
             return _Cells(masks.levels_of_mask(self.given, *place, strict=canvas.strict))
-        return _Cells(masks.grid_of_mask(self.given, *place, strict=canvas.strict).astype(np.uint8) * _WHOLE)
+        return _Cells(masks.grid_of_mask(self.given, *place, strict=canvas.strict).astype(np.uint8) * WHOLE)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a mask is bound before it is resolved")
@@ -352,17 +288,17 @@ class _Box(Region):
 
     def bind(self, canvas: RegionCanvas) -> Region:
         part = canvas.crop or (0, 0, *canvas.size)
-        if any(high <= least or low >= most for low, high, least, most in _axes(self.sides, part)):
+        if any(high <= least or low >= most for low, high, least, most in axes_of(self.sides, part)):
             if canvas.crop and not canvas.strict:
                 return _Cells(np.zeros(canvas.cells, np.uint8))
             where = f"the opened part {part} of the picture" if canvas.crop else "the picture's {}x{} pixels"
             raise MaskError(f"a box must lie on {where.format(*canvas.size)}, got {self.sides}")
         levels = np.zeros(canvas.cells, np.uint8)
         horizontal, vertical = (
-            _span(low - least, high - least, n / (most - least), n)
-            for n, (low, high, least, most) in zip(canvas.cells[::-1], _axes(self.sides, part), strict=True)
+            cell_span(low - least, high - least, n / (most - least), n)
+            for n, (low, high, least, most) in zip(canvas.cells[::-1], axes_of(self.sides, part), strict=True)
         )
-        levels[vertical, horizontal] = _WHOLE
+        levels[vertical, horizontal] = WHOLE
         return _Cells(levels)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
@@ -428,7 +364,7 @@ class _Border(Region):
         if canvas.strict and inner.levels.all():
             cells = f"the canvas's {canvas.cells[1]}x{canvas.cells[0]} cells of {width}x{height} pixels"
             raise MaskError(f"a border must hold one of {cells}, got {self.widths}; make it wider")
-        return _Cells(_WHOLE - inner.levels)
+        return _Cells(WHOLE - inner.levels)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a border is bound before it is resolved")
@@ -436,7 +372,7 @@ class _Border(Region):
 
 class _Everywhere(Region):
     def bind(self, canvas: RegionCanvas) -> Region:
-        return _Cells(np.full(canvas.cells, _WHOLE, np.uint8))
+        return _Cells(np.full(canvas.cells, WHOLE, np.uint8))
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a region is bound before it is resolved")
@@ -458,8 +394,8 @@ class _Grown(Region):
         if self.cells > 0:
             levels = maximum_filter(found.levels, size=window, mode="constant", cval=0)
         else:
-            levels = minimum_filter(found.levels, size=window, mode="constant", cval=_WHOLE)
-        return _with_levels(found, levels)
+            levels = minimum_filter(found.levels, size=window, mode="constant", cval=WHOLE)
+        return with_levels(found, levels)
 
     @property
     def named_words(self) -> tuple[str, ...]:
@@ -493,7 +429,7 @@ class _Feathered(_Grown):
         found = self.region.resolve(scope)
         depth = distance_transform_cdt(np.pad(found.levels > 0, 1, constant_values=True), "chessboard")[1:-1, 1:-1]
         share = np.minimum(1, depth / (self.cells + 1)) if (found.levels == 0).any() else 1.0
-        return _with_levels(found, np.rint(found.levels * share).astype(np.uint8))
+        return with_levels(found, np.rint(found.levels * share).astype(np.uint8))
 
     @property
     def is_default(self) -> bool:
@@ -536,7 +472,7 @@ class _Union(_Combined):
         for one, other in (found, found[::-1]):
             if one.reason and not other.reason:
                 return other
-        return _joined(found, np.maximum(found[0].levels, found[1].levels))
+        return joined_mask(found, np.maximum(found[0].levels, found[1].levels))
 
     def protected(self, scope: RegionScope) -> BoolGrid:
         return self.left.protected(scope) & self.right.protected(scope)
@@ -550,7 +486,7 @@ class _WithChanged(_Combined):
         found = self.right.resolve(scope) if self.alone else _Union(self.left, self.right).resolve(scope)
         levels = found.levels.copy()
         levels[self.left.protected(scope)] = 0
-        return _with_levels(found, levels)
+        return with_levels(found, levels)
 
     def protected(self, scope: RegionScope) -> BoolGrid:
         return self.left.protected(scope)
@@ -563,7 +499,7 @@ class _Intersection(_Combined):
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         found = self.left.resolve(scope), self.right.resolve(scope)
-        joined = _joined(found, np.minimum(found[0].levels, found[1].levels))
+        joined = joined_mask(found, np.minimum(found[0].levels, found[1].levels))
         return joined if all(one.reason for one in found) else replace(joined, reason="")
 
     def protected(self, scope: RegionScope) -> BoolGrid:
@@ -584,7 +520,7 @@ class _Difference(_Combined):
         """Of a soft region that is taken away, what is left of each cell."""
         found, out = self.left.resolve(scope), self.right.resolve(scope)
         taken = np.zeros_like(out.levels) if out.reason else out.levels
-        return _with_levels(found, np.minimum(found.levels, _WHOLE - taken))
+        return with_levels(found, np.minimum(found.levels, WHOLE - taken))
 
     @property
     def is_default(self) -> bool:
@@ -598,147 +534,3 @@ class _Difference(_Combined):
         out = self.right.resolve(scope)
         own = np.zeros(scope.cells, bool) if out.reason else out.mask.grid
         return self.left.protected(scope) | own
-
-
-def _checked_points(points: Iterable[tuple[float, float]]) -> Points:
-    """Pairs of numbers, at most 64. Raises InputError for something else."""
-    found = tuple(points) if isinstance(points, Iterable) else points
-    if not isinstance(found, tuple) or not all(are_numbers(at, 2) for at in found):
-        raise InputError(f"points must be pairs (x, y) of pixels, got {as_text(points)}")
-    if len(found) > MAX_POINTS:
-        raise InputError(f"a region must have at most {MAX_POINTS} points, got {len(found)}; draw a mask")
-    return tuple((float(x), float(y)) for x, y in found)
-
-
-def _axes(box: Sequence[float], part: Box) -> list[tuple[float, float, int, int]]:
-    """A box's two ends and a part's, across and down."""
-    return [(box[i], box[i + 2], part[i], part[i + 2]) for i in (0, 1)]
-
-
-def _span(low: float, high: float, scale: float, count: int) -> slice:
-    """The cells that an interval of pixels reaches into."""
-    return slice(max(0, int(np.floor(low * scale))), min(count, int(np.ceil(high * scale))))
-
-
-def _levels(mask: EditMask) -> Levels:
-    return mask.grid.astype(np.uint8) * _WHOLE if mask.levels is None else mask.levels
-
-
-def _mask(levels: Levels, source: MaskSource) -> EditMask:
-    return EditMask(levels > 0, source, levels=soft_levels(levels))
-
-
-def _with_levels(found: RegionMask, levels: Levels) -> RegionMask:
-    return replace(found, mask=replace(found.mask, grid=levels > 0, levels=soft_levels(levels)))
-
-
-def _joined(found: Sequence[RegionMask], levels: Levels) -> RegionMask:
-    """A mask of several: as sure as the least sure of them."""
-    by_words = [one.mask for one in found if one.mask.source is MaskSource.ATTENTION]
-    least = min(by_words, key=lambda mask: mask.confidence, default=found[0].mask)
-    mask = replace(least, grid=levels > 0, levels=soft_levels(levels))
-    return RegionMask(mask, next((one.reason for one in found if one.reason), ""))
-
-
-def check_border(widths: object) -> Box:
-    """Widths in pixels of a border at the left, top, right and bottom. Raises InputError for another value.
-
-    Args:
-        widths: four whole numbers from 0, not all 0, or one for all sides.
-    """
-    sides: Any = (widths,) * 4 if isinstance(widths, int) else widths
-    if not (are_numbers(sides, 4) and all(type(side) is int and side >= 0 for side in sides) and any(sides)):
-        raise InputError(
-            f"a border must be pixels at the left, top, right and bottom, not all 0, got {as_text(widths)}"
-        )
-    left, top, right, bottom = sides
-    return left, top, right, bottom
-
-
-class _UnopenedPicture:
-    """The scope of a region on a picture that no model has seen."""
-
-    def __init__(self, cells: tuple[int, int]) -> None:
-        self.cells = cells
-
-    def by_words(self, options: MaskOptions) -> tuple[EditMask, str]:
-        raise InputError("words attend to a picture once it is opened; open it by a mask or a box, or as a whole")
-
-    def by_points(self, inside: Points, outside: Points) -> BoolGrid:
-        raise InputError("points pick things of a picture once it is opened; open it by a mask or a box, or as a whole")
-
-
-def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:
-    """What a region marks on a picture before it is opened: booleans [height / 8, width / 8], rounded up.
-
-    Args:
-        region: without words.
-        size: width and height of the picture in pixels.
-
-    Raises:
-        MaskError: it does not fit the picture. InputError: no region, or one by words.
-    """
-    if not isinstance(region, Region):
-        raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.box")
-    width, height = (-(-side // LATENT_FACTOR) * LATENT_FACTOR for side in size)
-    canvas = RegionCanvas(height, width, size)
-    return region.bind(canvas).resolve(_UnopenedPicture(canvas.cells)).mask.grid
-
-
-def covers(crop: Box, region: Region, size: tuple[int, int]) -> bool:
-    """Whether all that a region without words marks lies on a part of a picture.
-
-    Args:
-        crop: the part.
-        region: of masks and boxes.
-        size: width and height of the picture in pixels.
-    """
-    marked = cell_pixels(cells_on_picture(region, size), size)
-    left, top, right, bottom = crop
-    marked[top:bottom, left:right] = False
-    return not marked.any()
-
-
-def joined(regions: Sequence[tuple[Region, str]], region: Region | None) -> Region:
-    """All of several regions with prompts, checked.
-
-    Args:
-        regions: with their prompts.
-        region: another one, which must be None.
-
-    Raises:
-        InputError: something else, or more than 16.
-    """
-    if region is not None:
-        raise InputError("give region or regions, got both; regions have prompts of their own")
-    is_pairs = isinstance(regions, Sequence) and all(
-        isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], Region) for pair in regions
-    )
-    if not is_pairs or len(regions) > MAX_REGIONS:
-        raise InputError(f"regions must be 1 to {MAX_REGIONS} pairs of a Region and a prompt, got {as_text(regions)}")
-    return Region.union(each for each, _ in regions)
-
-
-def region_of(region: Region | None, mask: object, protect: object, grow: int, options: MaskOptions) -> Region:
-    """The region that the arguments of an edit mean.
-
-    Args:
-        region: given as a whole, or None.
-        mask: where to edit, or None for where words say.
-        protect: where never to edit, or None.
-        grow: latent cells by which it is dilated, -64 to 64.
-        options: how words are localized.
-
-    Raises:
-        InputError: a region beside what it is built from.
-    """
-    if region is None:
-        found = _Words(options) if mask is None else Region.mask(mask)
-    elif not isinstance(region, Region):
-        raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.words")
-    elif mask is not None or options != MaskOptions():
-        raise InputError("give a region, or a mask and words, got both; join them as Region.mask(...) | Region.words()")
-    else:
-        found = region
-    found = found.grow(grow)
-    return found if protect is None else found - Region.mask(protect)

@@ -13,7 +13,7 @@ from scipy.ndimage import binary_dilation
 
 from fisedit.errors import InputError, MaskError, ModelError
 from fisedit.integrations.mask_providers import Detection, find, open_provider
-from fisedit.masking.region import RegionCanvas
+from fisedit.masking.region_values import RegionCanvas
 from tests.support.folders import picture
 from training.detector import HELD_OUT_SEED, OBJECTS, draw
 

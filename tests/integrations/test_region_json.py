@@ -9,7 +9,8 @@ from PIL import Image
 from fisedit import Region
 from fisedit.errors import InputError
 from fisedit.integrations.region_json import MAX_PARTS, parse_region, parse_regions
-from fisedit.masking.region import RegionCanvas, cells_on_picture
+from fisedit.masking.region_arguments import cells_on_picture
+from fisedit.masking.region_values import RegionCanvas
 
 SIZE = 64, 48
 GREY = Image.fromarray(np.repeat(np.arange(0, 256, 4, np.uint8)[None], 48, 0))

@@ -15,7 +15,8 @@ from scipy.ndimage import grey_dilation, grey_erosion
 from fisedit import Editor, Region
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
-from fisedit.masking.region import RegionCanvas, cells_on_picture
+from fisedit.masking.region_arguments import cells_on_picture
+from fisedit.masking.region_values import RegionCanvas
 from fisedit.values import EditMask, MaskSource
 from tests.support.edits import CAT, DOG, pixels_outside, same
 from tests.support.grids import grids, square
