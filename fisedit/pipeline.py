@@ -27,13 +27,11 @@ from fisedit.masking.region import Region
 from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_chunks import MAX_CHUNKS, is_cut_off, split_chunks
-from fisedit.models.prompt_weighting import parse
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
-from fisedit.models.vocabulary import vocabulary_of
-from fisedit.planner import EditPlan, EditRequest, EncodedPrompt, Planner, Repaint
+from fisedit.planner import EditPlan, EditRequest, Planner, Repaint
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
+from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.sparse import cost_store
@@ -250,7 +248,7 @@ class EditPipeline:
         region, repaint = region or Region.words(), repaint or Repaint()
         self._refresh()
         parent, loras = self.history.current, self.engine.executor.loras
-        self._check_words(parent.config, [each.prompt for each in parent.run.regional])
+        textual_inversion.check_words(self.engine.pipe, parent.config, [each.prompt for each in parent.run.regional])
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
         like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
@@ -305,16 +303,6 @@ class EditPipeline:
     def _with_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> GenerationConfig:
         """A config with the textual inversions that its prompts and further ones name."""
         return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config, prompts))
-
-    def _check_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> None:
-        """Raise SessionError if a config's prompts, and further ones, would now be read with other textual inversions
-        than they were."""
-        if (words := textual_inversion.used(self.engine.pipe, config, prompts)) != config.textual_inversions:
-            then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
-            raise SessionError(
-                f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
-                f"which now are {now}; load or unload them"
-            )
 
     def _conditions(
         self,
@@ -426,35 +414,11 @@ class EditPipeline:
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
-        """Encode the prompt; says so where the encoder cannot read all of it.
-
-        Raises:
-            SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
-        """
-        pipe, config = self.engine.pipe, request.config
+        """Encode the prompt of a request, and those of its regions; errors as in `encode_prompts`."""
         reads_nothing = request.erases and request.script.kind is EditKind.IDENTICAL  # words would paint what they name
-        prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for _, prompt in request.regional}
-        prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
-        notes: list[str] = []
-        lock = exclusive(pipe.text_encoder, pipe.tokenizer)
-        with request.stopwatch.stage("text"), torch.inference_mode(), lock:
-            self._check_words(config, [prompt for _, prompt in request.regional])
-            embeddings = self.engine.encode(config)
-            read = self.engine.encode(replace(config, prompt="")) if reads_nothing else None
-            own = [replace(config, prompt=prompt) for _, prompt in request.regional]
-            regional = tuple(self.engine.encode(each) for each in own)
-            for name, prompt in prompts.items():
-                chunks = split_chunks(parse(prompt), pipe.tokenizer)
-                if len(chunks) > MAX_CHUNKS:
-                    length = f"{MAX_CHUNKS} chunks of 75 tokens"
-                    notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
-                if any(is_cut_off(chunk, pipe.tokenizer) for chunk in chunks[:MAX_CHUNKS]):
-                    notes.append(f"a word of the {name} has more than 75 tokens, and its end is not read; shorten it")
-            vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
-            read_prompts = [] if reads_nothing else [config.prompt, *(own for _, own in request.regional)]
-            if vocabulary:
-                notes += filter(None, (vocabulary.note(parse(prompt).text, known) for prompt in read_prompts))
-        return EncodedPrompt(embeddings, notes=tuple(notes), regional=regional, read=read)
+        regional = [prompt for _, prompt in request.regional]
+        with request.stopwatch.stage("text"):
+            return encode_prompts(self.engine, request.config, regional, reads_nothing=reads_nothing)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
         """Render planned pictures: one, or several edits of one result that share a batch.

@@ -17,6 +17,7 @@ from fisedit.masking.edit_scope import EditScope
 from fisedit.masking.region import Region
 from fisedit.masking.region_values import RegionCanvas
 from fisedit.models.stopwatch import Stopwatch
+from fisedit.sampling.prompt_encoding import EncodedPrompt
 from fisedit.sparse.cost_model import steps_alike
 from fisedit.values import (
     DENSE_STEP,
@@ -36,7 +37,6 @@ from fisedit.values import (
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from torch import Tensor
 
     from fisedit.history import EditResult
     from fisedit.masking.drift_check import DriftCheck, DriftDetected
@@ -179,25 +179,6 @@ class EditRequest:
         if self.script.kind is EditKind.IDENTICAL and not (self.erases or is_localized):
             return self.script.reason or "the prompt says the same as before"
         return "the mask is empty" if self.region.is_empty else ""
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedPrompt:
-    """A prompt as the UNet reads it.
-
-    Args:
-        embeddings: [B, T, D].
-        keys: keys and values by projection, filled as they are needed.
-        notes: what the encoder could not read.
-        regional: embeddings [B, T, D] of the prompts of regions.
-        read: embeddings [B, T, D] that are read instead, where an edit erases; None for `embeddings`.
-    """
-
-    embeddings: Tensor
-    keys: dict[str, Tensor] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    regional: tuple[Tensor, ...] = ()
-    read: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from fisedit.errors import AdapterError, InputError, ModelError
+from fisedit.errors import AdapterError, InputError, ModelError, SessionError
 from fisedit.models.device import default_torch_state
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
@@ -131,6 +131,22 @@ def used(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Seque
             for chunk in split_chunks(parse(prompt), pipe.tokenizer)[:MAX_CHUNKS]:
                 found |= {token.lower() for token in pipe.tokenizer.tokenize(chunk.text)} & words.keys()
     return tuple(sorted(f"{word}:{words[word]}" for word in found))
+
+
+def check_words(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Sequence[str] = ()) -> None:
+    """Raise SessionError if a config's prompts would now be read with other words than they were.
+
+    Args:
+        pipe: that reads them.
+        config: of a picture.
+        prompts: further ones, of its regions.
+    """
+    if (words := used(pipe, config, prompts)) != config.textual_inversions:
+        then, now = (", ".join(names) or "none" for names in (config.textual_inversions, words))
+        raise SessionError(
+            f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
+            f"which now are {now}; load or unload them"
+        )
 
 
 def _check_file(pipe: Any, file: Path) -> str:
