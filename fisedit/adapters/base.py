@@ -3,10 +3,10 @@
 An adapter names insertion points of a UNet and what it adds to the maps there; the layers that compute this, if a
 sparse evaluation has to run them at active rows; what cross-attentions read beside the text; constant maps that are
 added in down blocks; and the cost. Every adapter reads the map as it was before any of them, and the gains are added
-up, so that their order does not matter. They are injected for one evaluation and ejected after it, errors included (see
-`models.injection`). The engine knows this protocol alone. What changes a UNet's weights
-(LoRAs) stays loaded between evaluations, and is diffusers' own; see `lora`. Knows tensors and insertion points; neither
-files nor pictures.
+up, so that their order does not matter; but motion modules read it as the others left it. They are injected for one
+evaluation and ejected after it, errors included (see `models.injection`). The engine knows this protocol alone. What
+changes a UNet's weights (LoRAs) stays loaded between evaluations, and is diffusers' own; see `lora`. Knows tensors and
+insertion points; neither files nor pictures.
 """
 
 from __future__ import annotations
@@ -37,13 +37,25 @@ Gain = Callable[[Tensor], Tensor]
 class UNetAdapter:
     """An adapter at work: its weights, what it read beforehand, and its scale. Each kind has some of these effects."""
 
+    reads_changed = False
+    """Whether it reads the maps as the other adapters left them."""
+
     def gains(self, batch: int | None) -> Mapping[str, Gain]:
-        """What is added to the maps between blocks, by insertion point, with the scale in it.
+        """What is added to the maps at insertion points, with the scale in it.
 
         Args:
-            batch: items of the maps, B. What was read for both guidance branches serves the last of them; None: all.
+            batch: items of the maps, B: one for every guidance branch, or the last one's alone, or branch by branch
+                those of every frame of a clip (see `items_of`); None for what was read.
         """
         return {}
+
+    @property
+    def inside_blocks(self) -> bool:
+        """Whether insertion points between the layers of blocks are among those of `gains`."""
+        return False
+
+    def see_time(self, embedding: Tensor) -> None:
+        """Take the time's embedding [B, E] of an evaluation, before `gains` are called."""
 
     def cross_keys(self, batch: int) -> Mapping[str, CrossKeys]:
         """What cross-attentions read beside the text, by name; argument as in `gains`."""
@@ -96,6 +108,11 @@ class AdapterStack:
 
     adapters: Sequence[UNetAdapter]
 
+    @property
+    def inside_blocks(self) -> bool:
+        """Whether one changes maps between the layers of blocks."""
+        return any(adapter.inside_blocks for adapter in self.adapters)
+
     def sites(self, unet: UNet2DConditionModel) -> tuple[ExtraSite, ...]:
         """The layers of all adapters; arguments and errors as in `UNetAdapter.sites`."""
         return tuple(site for adapter in self.adapters for site in adapter.sites(unet))
@@ -143,11 +160,11 @@ def map_changes(adapters: Sequence[UNetAdapter], batch: int | None = None) -> di
         adapters: of one evaluation.
         batch: as in `UNetAdapter.gains`.
     """
-    gains: dict[str, list[Gain]] = {}
+    gains: dict[str, tuple[list[Gain], list[Gain]]] = {}
     for adapter in adapters:
         for name, gain in adapter.gains(batch).items():
-            gains.setdefault(name, []).append(gain)
-    return {name: _sum_of(each) for name, each in gains.items()}
+            gains.setdefault(name, ([], []))[adapter.reads_changed].append(gain)
+    return {name: _changed_by(*each) for name, each in gains.items()}
 
 
 def inject_adapters(
@@ -164,13 +181,35 @@ def inject_adapters(
         controls: as in `insertion_points.inject_maps`.
         batch: as in `UNetAdapter.gains`.
     """
-    return inject_maps(unet, map_changes(adapters, batch), controls)
+    watching = [adapter for adapter in adapters if adapter.reads_changed]
+
+    def see_time(embedding: Tensor) -> None:
+        for adapter in watching:
+            adapter.see_time(embedding)
+
+    return inject_maps(unet, map_changes(adapters, batch), controls, time_hook=see_time if watching else None)
 
 
-def _sum_of(gains: Sequence[Gain]) -> MapChange:
+def items_of(read: Tensor, batch: int) -> Tensor:
+    """What was read for every guidance branch, for the items of a batch (see `UNetAdapter.gains`).
+
+    Args:
+        read: [S, ...].
+        batch: B.
+
+    Returns:
+        [B, ...]; of one item the last branch's, of a clip every branch's once a frame.
+    """
+    return read[-batch:] if batch <= len(read) else read.repeat_interleave(batch // len(read), 0)
+
+
+def _changed_by(gains: Sequence[Gain], last: Sequence[Gain]) -> MapChange:
     def change(x: Tensor) -> Tensor:
-        first, *others = (gain(x) for gain in gains)
-        changed: Tensor = x + sum(others, first)
-        return changed
+        if gains:
+            first, *others = (gain(x) for gain in gains)
+            x = x + sum(others, first)
+        for gain in last:
+            x = x + gain(x)
+        return x
 
     return change

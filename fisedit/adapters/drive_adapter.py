@@ -6,7 +6,7 @@ once for all steps. Without a prompt the picture is empty and all numbers are 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisedit.adapters.base import UNetAdapter
+from fisedit.adapters.base import UNetAdapter, items_of
 from fisedit.adapters.drive_networks import DriveBase, DriveNetwork, DriveProjection
 from fisedit.adapters.insertion_points import insertion_points
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
@@ -36,7 +36,8 @@ class DriveCondition(UNetAdapter):
     """A control network at work on one drive; a step costs additions only.
 
     Args:
-        maps: [branches, C, h, w] by insertion point; empty where only costs are needed.
+        maps: [S, C, h, w] of S guidance branches, or branch by branch of every frame of a clip, by insertion point;
+            empty where only costs are needed.
         scale: of them.
     """
 
@@ -45,7 +46,7 @@ class DriveCondition(UNetAdapter):
 
     def controls(self, batch: int) -> dict[str, Tensor]:
         """See `UNetAdapter.controls`."""
-        return {point: self.scale * each[-batch:] for point, each in self.maps.items()}
+        return {point: self.scale * items_of(each, batch) for point, each in self.maps.items()}
 
 
 class DriveReader(PictureAdapter):
@@ -108,6 +109,10 @@ class DriveReader(PictureAdapter):
         found: Any = self.network(picture, **numbers)
         projected: dict[str, Tensor] = found if self.projection is None else self.projection(found)
         return projected
+
+    def joined(self, reads: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """See `PictureAdapter.joined`."""
+        return {point: torch.stack([each[point] for each in reads], 1).flatten(0, 1) for point in reads[0]}
 
     def condition(self, read: Mapping[str, Tensor] | None, use: AdapterUse, branches: int) -> DriveCondition:
         """See `PictureAdapter.condition`."""

@@ -69,8 +69,8 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
     if any(name.startswith(_PROJECTION) for name in shapes):
         raise AdapterError(f"{source} projects a control network's maps; load the network's base, it is found beside")
     if not any(name.startswith(_BASE) for name in shapes):
-        return DriveReader(_filled(_network(shapes, file), file, shapes))
-    base = _filled(_base(shapes), file, shapes)
+        return DriveReader(filled(_network(shapes, file), file, shapes))
+    base = filled(_base(shapes), file, shapes)
     beside = projection_of(source)
     if beside is None:
         raise AdapterError(f"the control network {source} needs its projection; call the folders ..._base and ..._proj")
@@ -81,7 +81,7 @@ def load_control_network(source: str | Path, *, local_files_only: bool = False) 
     shapes = read_shapes(file)
     with torch.device("meta"):
         projection = DriveProjection(attends=f"{_PROJECTION}.proj.weight" in shapes)
-    return DriveReader(base, _filled(projection, file, shapes))
+    return DriveReader(base, filled(projection, file, shapes))
 
 
 def _file(path: Path) -> Path:
@@ -127,21 +127,32 @@ def _base(shapes: Shapes) -> DriveBase:
         return DriveBase(table=table)
 
 
-def _filled(module: M, file: Path, shapes: Shapes) -> M:
-    """The module with a file's weights, if names and shapes are its own."""
+def filled(module: M, file: Path, shapes: Shapes, what: str = "the control network's") -> M:
+    """The module with a file's weights.
+
+    Args:
+        module: without weights.
+        file: of safetensors.
+        shapes: of its tensors by name.
+        what: whose they are, for messages.
+
+    Raises:
+        AdapterError: names or shapes are not the module's own. NumericsError: NaN or infinity.
+    """
     from safetensors.torch import load_file
 
-    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    for name, shape in expected.items():
+    whose = what.removesuffix("'s").removesuffix("'")
+    for name, tensor in module.state_dict().items():
         if name not in shapes:
-            raise AdapterError(f"the control network lacks {name} ({file}); download it again")
-        if shapes[name] != shape:
-            raise AdapterError(f"the control network's {name} must be {shape}, got {shapes[name]} ({file})")
+            raise AdapterError(f"{what} {name} is missing ({file}); download it again")
+        if shapes[name] != tuple(tensor.shape):
+            raise AdapterError(f"{what} {name} must be {tuple(tensor.shape)}, got {shapes[name]} ({file})")
+    expected = module.state_dict().keys()
     if more := [name for name in shapes if name not in expected]:
-        raise AdapterError(f"the control network is of no family known here: it has {more[0]} ({file})")
+        raise AdapterError(f"{whose} has the unknown tensor {more[0]} ({file}); download it again")
     weights = load_file(file)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise NumericsError(f"the control network's {name} holds NaN or infinity; download it again or use fp32")
+            raise NumericsError(f"{what} {name} holds NaN or infinity; download it again or use fp32")
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)

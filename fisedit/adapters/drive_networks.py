@@ -313,49 +313,6 @@ class DriveProjection(nn.Module):
         return {point: self.get_submodule(name)(maps[i]) for point, (name, i, *_) in _PROJECTIONS.items()}
 
 
-class MotionBlock(nn.Module):
-    """Families v3 and v4: a clip's frames attend to one another at every position, between two frames of reference.
-
-    Args:
-        channels: C.
-        time_width: of the time's embedding.
-        heads: of the attention.
-    """
-
-    def __init__(self, channels: int, time_width: int = 1280, heads: int = 1) -> None:
-        super().__init__()
-        self.pos_embed_t = PositionTable(channels, 154)
-        self.time_emb_proj = nn.Linear(time_width, channels)
-        self.temp_attn, self.norm = LineAttention(channels, heads), nn.LayerNorm(channels)
-        self.ff = FeedForward(channels, inner_dim=2 * channels, activation_fn="geglu")
-        self.proj = nn.Conv2d(channels, channels, 3, padding=1)
-        for weights in self.proj.parameters():
-            nn.init.zeros_(weights)
-
-    def forward(self, x: Tensor, pad: Tensor, time: Tensor, frames: int) -> Tensor:
-        """The gain of a clip's maps.
-
-        Args:
-            x: [B * F, C, h, w].
-            pad: [B, C, P, h, w], of which the first and the last frame are taken.
-            time: embeddings [B * F, E].
-            frames: F.
-
-        Returns:
-            [B * F, C, h, w].
-        """
-        clip = x.unflatten(0, (-1, frames))
-        clip = torch.cat([pad[:, :, :1].transpose(1, 2), clip, pad[:, :, -1:].transpose(1, 2)], 1)
-        clip = clip + self.time_emb_proj(time).unflatten(0, (-1, frames))[:, :1, :, None, None]
-        batch, count, channels, height, width = clip.shape
-        lines = clip.permute(0, 3, 4, 1, 2).reshape(batch, height * width, count, channels)
-        tokens = self.norm(lines + self.pos_embed_t.pe[0, :count])
-        found = self.ff(self.temp_attn(tokens, self.temp_attn.keys(tokens)))[:, :, 1:-1]
-        found = found.reshape(batch, height, width, frames, channels).permute(0, 3, 4, 1, 2).flatten(0, 1)
-        gain: Tensor = self.proj(found)
-        return gain
-
-
 def _conv(channels_in: int, channels: int) -> nn.Conv2d:
     return nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
 

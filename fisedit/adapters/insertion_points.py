@@ -1,8 +1,9 @@
-"""Insertion points of a UNet: the maps between its blocks, where adapters read, add controls and change maps.
+"""Insertion points of a UNet: the maps between its blocks, and between their layers, where adapters read, add controls
+and change maps.
 
-The order is that of HelloMeme (arXiv 2410.22901). In a down block and in the middle: block, hook, control, change; in
-an up block: hook on its input, control, change, block. A control is added to the map that is also the last skip; a
-change only to the map that goes on. Knows diffusers' blocks; not what changes a map.
+The order between blocks is that of HelloMeme (arXiv 2410.22901). In a down block and in the middle: block, hook,
+control, change; in an up block: hook on its input, control, change, block. A control is added to the map that is also
+the last skip; a change only to the map that goes on. Knows diffusers' blocks; not what changes a map.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,9 @@ MapChange = Callable[[Tensor], Tensor]
 
 MapHook = Callable[[str, Tensor], None]
 """Sees a place's name and map [B, C, H, W]."""
+
+TimeHook = Callable[[Tensor], None]
+"""Sees the time's embedding [B, E]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,19 +65,42 @@ def insertion_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
     return found
 
 
+def layer_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
+    """The maps behind the layers of a UNet's blocks, "down_0.0" to "up_N.n" and "mid.0", where AnimateDiff's motion
+    modules (arXiv 2307.04725) change them: behind a block's attentions, or its ResNet blocks where it has none."""
+    found, blocks = {}, [f"down_blocks.{i}" for i in range(len(unet.down_blocks))]
+    blocks += ["mid_block", *(f"up_blocks.{i}" for i in range(len(unet.up_blocks)))]
+    points = insertion_points(unet)
+    for name, after in zip_longest(blocks, blocks[1:]):
+        block: Any = unet.get_submodule(name)
+        short = "mid" if name == "mid_block" else name.replace("_blocks.", "_")
+        last = "conv_norm_out" if after is None else f"{after}.resnets.0.norm1"
+        resamplers = [f"{name}.{kind}.0" for kind in ("downsamplers", "upsamplers") if getattr(block, kind, None)]
+        layers = list(getattr(block, "attentions", ()) or block.resnets)
+        level = points[short].level - bool(short.startswith("down") and resamplers)
+        for j, layer in enumerate(layers):
+            inner = f"{name}.resnets.{j + 1}.norm1"
+            reader = inner if j + 1 < len(block.resnets) else (*resamplers, last)[0]
+            channels = block.resnets[-1].out_channels
+            found[f"{short}.{j}"] = InsertionPoint(layer, level, channels, reader)
+    return found
+
+
 def inject_maps(
     unet: UNet2DConditionModel,
     changes: Mapping[str, MapChange] | None = None,
     controls: Mapping[str, Tensor] | None = None,
     hook: MapHook | None = None,
+    time_hook: TimeHook | None = None,
 ) -> Injection:
     """Inject hooks, controls and changes at a UNet's insertion points.
 
     Args:
         unet: that is run in the context.
         changes: the changed map of a map, by insertion point.
-        controls: [B, C, H, W], added, by insertion point.
+        controls: [B, C, H, W], added, by insertion point between blocks.
         hook: called with every insertion point's name and map, before anything is added.
+        time_hook: called with the time's embedding.
     """
 
     def visit(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,11 +112,17 @@ def inject_maps(
         return x, changes[name](x) if changes and name in changes else x
 
     def wrapper_for(name: str) -> ForwardWrapper:
-        forward = {"down": _down, "mid": _mid, "up": _up}[name.partition("_")[0]]
+        forward = _layer if "." in name else {"down": _down, "mid": _mid, "up": _up}[name.partition("_")[0]]
         return lambda original: partial(forward, original, partial(visit, name))
 
-    names = [name for name in insertion_points(unet) if hook or name in (controls or {}) or name in (changes or {})]
-    return Injection(unet, ((insertion_points(unet)[name].block, wrapper_for(name)) for name in names))
+    points = insertion_points(unet)
+    if any("." in name for name in changes or {}):
+        points |= layer_points(unet)
+    given = {*(changes or {}), *(controls or {}), *(insertion_points(unet) if hook else ())}
+    wrapped = [(points[name].block, wrapper_for(name)) for name in points if name in given]
+    if time_hook:
+        wrapped.append((unet.time_embedding, lambda original: partial(_time, original, time_hook)))
+    return Injection(unet, wrapped)
 
 
 class _AllRecorded(Exception):
@@ -138,6 +172,18 @@ def _down(inner: Forward, visit: Visit, *args: Any, **kwargs: Any) -> Any:
 
 def _mid(inner: Forward, visit: Visit, *args: Any, **kwargs: Any) -> Tensor:
     return visit(inner(*args, **kwargs))[1]
+
+
+def _time(inner: Forward, hook: TimeHook, *args: Any, **kwargs: Any) -> Tensor:
+    embedding: Tensor = inner(*args, **kwargs)
+    hook(embedding)
+    return embedding
+
+
+def _layer(inner: Forward, visit: Visit, *args: Any, **kwargs: Any) -> Any:
+    """A ResNet block gives a map, a transformer a tuple of it."""
+    out = inner(*args, **kwargs)
+    return (visit(out[0])[1],) if isinstance(out, tuple) else visit(out)[1]
 
 
 def _up(inner: Forward, visit: Visit, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from diffusers.models.embeddings import (
 )
 from torch import Tensor, nn
 
-from fisedit.adapters.base import UNetAdapter
+from fisedit.adapters.base import UNetAdapter, items_of
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError
 from fisedit.sparse.modules import CrossKeys, Role, unet_sites
@@ -55,7 +55,10 @@ class IPAdapterCondition(UNetAdapter):
     def cross_keys(self, batch: int) -> dict[str, CrossKeys]:
         """See `UNetAdapter.cross_keys`."""
         assert self.keys is not None, "a picture is read before the adapter is at work"
-        return {name: CrossKeys(key[-batch:], value[-batch:], self.scale) for name, (key, value) in self.keys.items()}
+        return {
+            name: CrossKeys(items_of(key, batch), items_of(value, batch), self.scale)
+            for name, (key, value) in self.keys.items()
+        }
 
     def macs(self, unet: UNet2DConditionModel, grids: Grids, plan: SparsePlan | None, *, recorded: bool) -> int:
         """See `UNetAdapter.macs`: queries are the text's."""

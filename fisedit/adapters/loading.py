@@ -1,5 +1,5 @@
 """Loading what conditions a UNet by a picture or a drive, of whatever kind: reference adapters, IP-Adapters,
-T2I-Adapters, ControlNets and HelloMeme's control networks.
+T2I-Adapters, ControlNets, HelloMeme's control networks, and motion modules.
 
 A kind is recognised by the class that a folder's configuration names, or by a file's tensors. Nothing is unpickled.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters import drive_files
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.adapters.drive_files import is_control_network, load_control_network
+from fisedit.adapters.motion_files import MOTION_ADAPTERS, is_motion_adapter, load_motion_adapter
 from fisedit.adapters.picture_adapter import PictureAdapter
 from fisedit.adapters.row_column_reader import RowColumnReader
 from fisedit.errors import AdapterError, ModelError, NumericsError
@@ -72,6 +73,8 @@ def load_picture_adapter(
             return _load_network(path, str(kind))
         if path.exists() and is_control_network(_class_name(path), partial(_shapes, path)):
             return load_control_network(source, local_files_only=local_files_only)
+        if path.exists() and is_motion_adapter(_class_name(path), partial(_shapes, path)):
+            return load_motion_adapter(path)
     except AdapterError:
         raise
     except ModelError as error:
@@ -104,7 +107,7 @@ def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool)
 
 def _is_known_network(folder: Path) -> bool:
     """Whether a folder's configuration names the class of a network; others are looked at by `load_adapter`."""
-    return _class_name(folder) in (*NETWORKS, *drive_files.NETWORKS, *drive_files.PROJECTIONS)
+    return _class_name(folder) in (*NETWORKS, *MOTION_ADAPTERS, *drive_files.NETWORKS, *drive_files.PROJECTIONS)
 
 
 def _is_ip_adapter(path: Path) -> bool:

@@ -16,11 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit.drive import Drive
-from fisedit.errors import InputError
+from fisedit.errors import AdapterError, InputError
 from fisedit.values import REFERENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import TypeVar
 
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
@@ -74,7 +74,7 @@ class PictureAdapter(ABC):
     """
 
     argument: ClassVar[str] = REFERENCE
-    """`REFERENCE`, `CONTROL` or `DRIVE`: what it reads."""
+    """`REFERENCE`, `CONTROL`, `DRIVE` or `MOTION`: what it reads."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -104,6 +104,14 @@ class PictureAdapter(ABC):
             use: how it takes part; of a step that it covers.
             branches: guidance branches, 1 or 2.
         """
+
+    def joined(self, reads: Sequence[Any]) -> Any:
+        """What `read` gave for the frames of a clip, as `condition` takes it.
+
+        Raises:
+            AdapterError: the frames of a clip share what this kind reads.
+        """
+        raise AdapterError(f"the frames of a clip share their {self.argument}, got several; give one")
 
     def check_use(self, use: AdapterUse) -> None:
         """Raise InputError for a use that this kind does not have."""

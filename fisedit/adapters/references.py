@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
-from fisedit.values import CONTROL, DRIVE, REFERENCE, AdapterReference, AdapterUse, SavedAdapter, check_scale
+from fisedit.values import CONTROL, DRIVE, MOTION, REFERENCE, AdapterReference, AdapterUse, SavedAdapter, check_scale
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -263,6 +263,45 @@ class References:
             for one in config.like
             if one.use.covers(step, config.num_timesteps)
         )
+
+    def clip_conditions(
+        self, configs: Sequence[GenerationConfig], pads: Sequence[Image], branches: int
+    ) -> Callable[[int], tuple[UNetAdapter, ...]]:
+        """The adapters that take part in the frames of a clip, with what they read, and all loaded motion modules.
+
+        Args:
+            configs: of the frames; they differ in what adapters read alone.
+            pads: pictures before the first frame and after the last, for motion modules that read them; () for none.
+            branches: guidance branches, 1 or 2.
+
+        Returns:
+            Gives those of a step by its index.
+
+        Raises:
+            AdapterError: one is not loaded, or one of which frames share what it reads reads several.
+            InputError: a size that one cannot take.
+        """
+        config, found = configs[0], list[tuple[AdapterUse, UNetAdapter]]()
+        for entries in zip(*(each.like for each in configs), strict=True):
+            reads = [self._reading(*each, branches) for each in zip(entries, configs, strict=True)]
+            adapter, use = self._adapter(entries[0]), entries[0].use
+            read = reads[0] if all(each is reads[0] for each in reads) else adapter.joined(reads)
+            found.append((use, adapter.condition(read, use, branches)))
+        for loaded in self.motion:
+            sides = [
+                loaded.adapter.read(AdapterInputs(self._pipe, self._executor, pad, config, branches))[0] for pad in pads
+            ]
+            found.append((loaded.use, loaded.adapter.condition(sides, loaded.use, branches)))
+        return lambda step: tuple(one for use, one in found if use.covers(step, config.num_timesteps))
+
+    @property
+    def motion(self) -> list[LoadedAdapter]:
+        """The loaded motion modules."""
+        return [loaded for loaded in self.adapters.values() if loaded.adapter.argument == MOTION]
+
+    def _reading(self, entry: AdapterReference, config: GenerationConfig, branches: int) -> Any:
+        self._read(entry, config, branches)
+        return self._kept[_key(entry, config, branches)]
 
     def unread_conditions(self, config: GenerationConfig, branches: int) -> tuple[tuple[UNetAdapter, float], ...]:
         """The adapters of a config without its pictures, for costs, and the share of the steps that each takes part in.

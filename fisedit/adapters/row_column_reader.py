@@ -104,7 +104,7 @@ class RowColumnReader(PictureAdapter):
         """See `PictureAdapter.read`."""
         unet = inputs.pipe.unet
         with torch.inference_mode():
-            latents, text = _reading_inputs(inputs)
+            latents, text = reading_inputs(inputs)
         with torch.inference_mode(), exclusive(unet):
             maps = record_maps(unet, latents, text, tuple(self.adapter.channels))
             return self.adapter.read(maps), self._reading_macs(inputs)
@@ -128,7 +128,7 @@ class RowColumnReader(PictureAdapter):
         return unet_pass + branches * reference_macs(self.adapter, unet, grids)
 
 
-def _reading_inputs(inputs: AdapterInputs) -> tuple[Tensor, Tensor]:
+def reading_inputs(inputs: AdapterInputs) -> tuple[Tensor, Tensor]:
     """Latents [B, 4, h, w] and the text of no words [B, T, D]."""
     pipe, config = inputs.pipe, inputs.config
     latents = encode(pipe.vae, to_canvas(inputs.picture, (config.width, config.height))).to(pipe.unet.dtype)

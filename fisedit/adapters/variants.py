@@ -69,8 +69,6 @@ EXPECTED = f"a reference adapter ({', '.join(CLASS_NAMES)})"
 _MODULE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
 _UNUSED = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
 _OTHER_ADAPTERS = {
-    "motion_": "a motion adapter",
-    "down_blocks.0.motion_modules": "a motion adapter",
     "lora_": "a LoRA",
     "unet.": "a LoRA",
     "blocks_down.": "a control network",

@@ -34,8 +34,10 @@ from fisedit.sparse.feature_cache import (
     CachedFeatures,
     FeatureDelta,
     FeatureOverlay,
+    RepeatedFeatures,
     ShiftedFeatures,
     StepFeatures,
+    scatter,
     shifted,
     with_last_branch,
 )
@@ -50,6 +52,7 @@ from fisedit.values import DENSE_STEP, GenerationConfig, level_grids
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+    from PIL.Image import Image
 
     from fisedit.sampling.trajectory import LatentEdit
     from fisedit.sparse.cost_table import CostTable
@@ -427,6 +430,50 @@ class Engine:
         for trajectory in trajectories:
             trajectory.captured, trajectory.uncaptured = steps.captured, steps.reason
         return trajectories
+
+    @torch.inference_mode()
+    def run_clip(
+        self,
+        source: Trajectory,
+        edits: Sequence[LatentEdit],
+        callback: StepCallback,
+        pads: Sequence[Image] = (),
+    ) -> list[Tensor]:
+        """Sample the frames of a clip sparsely over a source, in one evaluation a step; nothing of them is recorded.
+
+        Args:
+            source: the trajectory to edit.
+            edits: one a frame; they differ in what adapters read alone, and have no dense steps.
+            callback: called before every step.
+            pads: as in `References.clip_conditions`.
+
+        Returns:
+            Final latents [1, 4, h, w] of every frame.
+        """
+        edit, count = edits[0], len(edits)
+        conditions = self.references.clip_conditions([e.config for e in edits], pads, self.batch(edit.config))
+        plans, text = self._plans(edit), edit.text.repeat_interleave(count, 0)
+        text_keys: dict[str, Tensor] = {}
+        blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
+        sampler = self.sampler(edit.config, source, noises=blend.noises())
+        Trajectory(edit.config).copy_first_steps(source, edit.start, sampler)
+        latents = blend.first(sampler).expand(count, -1, -1, -1)
+        with self.tiers.reads(source.features, edit.start) as reads:
+            for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
+                callback(i, len(sampler.timesteps), sampler.estimate[:1])
+                reads.at(i)
+                x, timestep_cond = self._inputs(sampler, edit.config, latents, t, edit.inpaint_inputs)
+                overlay = FeatureOverlay(RepeatedFeatures(source.features[i], count), plans[i])
+                stack = AdapterStack(conditions(i))
+                with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
+                    rows, _ = self.executor.run_sparse(
+                        x, t, text, text_keys, overlay, timestep_cond, extra_layers=stack
+                    )
+                rows = apply_guidance(rows, self._guidance(edit.config))
+                still = source.predictions[i].expand(count, -1, -1, -1)
+                predictions = scatter(still, plans[i].levels[0].active, rows)
+                latents = blend(i + 1, sampler.step(predictions, t, latents), sampler)
+        return list(latents.split(1))
 
     def can_batch(self, source: Trajectory, edits: Sequence[LatentEdit]) -> bool:
         """Whether captured graphs can run several edits of a source in one batch.

@@ -358,10 +358,22 @@ class UNetBlocks(EncoderBlocks):
         super().__init__(unet)
         self._unet = unet
 
-    def replacements(self, source: RowSource) -> list[Replacement]:
-        """See `EncoderBlocks.replacements`."""
+    def replacements(self, source: RowSource, *, by_layer: bool = False) -> list[Replacement]:
+        """See `EncoderBlocks.replacements`.
+
+        Args:
+            source: of rows.
+            by_layer: the layers of up blocks get other forwards, and diffusers' own blocks call them, so that what is
+                injected between them is called too.
+        """
         unet, last = self._unet, _OutputNorm(source)
-        found = [*super().replacements(source), (unet.conv_act, lambda x: x)]
+        found: list[Replacement] = [*super().replacements(source), (unet.conv_act, lambda x: x)]
+        if by_layer:
+            layers = [(name, module) for name, module in unet.named_modules() if type(module) in LAYERS_OF_BLOCKS]
+            inner = [
+                (m, partial(FORWARDS[type(m)], source, name, m)) for name, m in layers if name.startswith("up_blocks.")
+            ]
+            found = [*(one for one in found if one[0] not in set(unet.up_blocks)), *inner]
         found += [(unet.conv_norm_out, partial(last.norm, unet.conv_norm_out))]
         return [*found, (unet.conv_out, partial(last.conv, unet.conv_out))]
 
@@ -435,3 +447,6 @@ FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     CrossAttnUpBlock2D: _up_block_map,
 }
 """Block -> its forward on maps [B, C, R, 1]."""
+
+LAYERS_OF_BLOCKS = (ResnetBlock2D, Transformer2DModel, Upsample2D)
+"""What up blocks consist of."""

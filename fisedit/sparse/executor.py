@@ -21,7 +21,7 @@ from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, rows_of
+from fisedit.sparse.feature_cache import FeatureOverlay, ReadFeatures, StepFeatures, rows_of
 from fisedit.sparse.modules import (
     CrossKeys,
     LayerSite,
@@ -99,6 +99,10 @@ class SideNetwork(Protocol):
 
 class ExtraLayers(Protocol):
     """What is added to a UNet for an evaluation, such as reference adapters and control networks."""
+
+    @property
+    def inside_blocks(self) -> bool:
+        """Whether some are called between the layers of the UNet's blocks."""
 
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
         """The added layers that see positions."""
@@ -249,7 +253,7 @@ class Executor:
             inject_attention=inject_attention,
             cross_keys=cross_keys,
         )
-        replacements = self._blocks.replacements(rows)
+        replacements = self._blocks.replacements(rows, by_layer=extra_layers is not None and extra_layers.inside_blocks)
         for name in self._custom_attentions():
             if name in cross_keys:
                 raise AdapterError(f"an image adapter needs plain attention, got a processor of its own at {name}")
@@ -327,7 +331,7 @@ def _run_network(network: SideNetwork, replacements: Sequence[Replacement], inpu
     return [*skips, middle]
 
 
-def is_recorded(sites: Sequence[LayerSite], step: CachedFeatures) -> bool:
+def is_recorded(sites: Sequence[LayerSite], step: ReadFeatures) -> bool:
     """Whether a step's features hold those of a network's sites."""
     return any(site.name in step for site in sites if site.role is Role.NORM_HALO)
 

@@ -180,7 +180,7 @@ class FeatureOverlay:
     """What an edit changed of its parent's step: rows at the plan's active positions, and group statistics of the large
     mixed maps; `share` edits are in the same memory."""
 
-    parent: CachedFeatures
+    parent: ReadFeatures
     plan: SparsePlan
     maps: MutableMapping[str, Tensor] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
@@ -270,10 +270,48 @@ class ShiftedFeatures:
     own_bytes = 0  # the shift is its trajectory's, which has one for many steps
 
 
+@dataclass(frozen=True, eq=False)
+class RepeatedFeatures:
+    """A source's step for some edits that are computed together, branch by branch: all of them read the same."""
+
+    parent: CachedFeatures
+    count: int
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The rows; see `StepFeatures.rows`."""
+        return self._repeated(self.parent.rows(key, level, positions))
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole map [B, H * W, C], a fresh tensor that the caller may write to."""
+        return self._repeated(self.parent.whole(key, level))
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        integers, scales = self.parent.scaled(key, level)
+        return self._repeated(integers), scales
+
+    def statistics(self, site: LayerSite) -> Tensor:
+        """A norm's group statistics; see `recorded_statistics`."""
+        return self._repeated(recorded_statistics(self.parent, site))
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a map of that name was recorded."""
+        return key in self.parent
+
+    own_bytes = 0
+
+    def _repeated(self, found: Tensor) -> Tensor:
+        return found.repeat_interleave(self.count, 0)
+
+
 CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
+"""What a trajectory keeps of a step."""
+
+ReadFeatures = CachedFeatures | RepeatedFeatures
+"""What an evaluation reads of a step."""
 
 
-def recorded_statistics(step: CachedFeatures, site: LayerSite) -> Tensor:
+def recorded_statistics(step: ReadFeatures, site: LayerSite) -> Tensor:
     """A norm's group statistics, kept with the step or computed now.
 
     Args:
@@ -283,6 +321,8 @@ def recorded_statistics(step: CachedFeatures, site: LayerSite) -> Tensor:
     Returns:
         float64 [B, groups, 2], sums and sums of squares over the whole map.
     """
+    if isinstance(step, RepeatedFeatures):
+        return step.statistics(site)
     kept = {} if isinstance(step, ShiftedFeatures) else step.statistics
     if site.name in kept:
         return kept[site.name]
@@ -299,7 +339,7 @@ class CachedMap:
         site: of the norm.
     """
 
-    step: CachedFeatures
+    step: ReadFeatures
     site: LayerSite
 
     def whole(self) -> Tensor:
@@ -332,9 +372,9 @@ def with_last_branch(step: CachedFeatures, last: StepFeatures, sites: Mapping[st
     return StepFeatures(maps, sums, dict(last.joined))
 
 
-def shifted(step: CachedFeatures) -> bool:
+def shifted(step: ReadFeatures) -> bool:
     """Whether a step, or one that it lies over, is shifted."""
-    while isinstance(step, FeatureOverlay):
+    while isinstance(step, FeatureOverlay | RepeatedFeatures):
         step = step.parent
     return isinstance(step, ShiftedFeatures)
 

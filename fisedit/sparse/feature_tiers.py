@@ -28,6 +28,7 @@ from fisedit.sparse.feature_cache import (
     CachedFeatures,
     FeatureOverlay,
     PagedMaps,
+    ReadFeatures,
     ShiftedFeatures,
     StepFeatures,
     map_bytes,
@@ -352,7 +353,7 @@ def _is_loaded(step: TieredStep) -> bool:
     return not isinstance(step.maps, PagedMaps)
 
 
-def _tiered(step: CachedFeatures) -> Iterator[TieredStep]:
+def _tiered(step: ReadFeatures) -> Iterator[TieredStep]:
     """A step and all that it lies over."""
     while not isinstance(step, StepFeatures):
         if isinstance(step, FeatureOverlay):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.models.device import to_pinned_memory
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, recorded_statistics
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, ReadFeatures, StepFeatures, recorded_statistics
 from fisedit.sparse.modules import LayerSite, Role, channels
 from fisedit.sparse.static_rows import NORMS, Buffers
 from fisedit.sparse_kernels.reference import quantise
@@ -241,7 +241,7 @@ class GatherIndex:
         return self._found[plan]
 
 
-def _overlay_chain(step: CachedFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
+def _overlay_chain(step: ReadFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
     """What was recorded under a step, and the overlays over it, the lowest first."""
     overlays: list[FeatureOverlay] = []
     while isinstance(step, FeatureOverlay):

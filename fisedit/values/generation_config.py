@@ -89,9 +89,9 @@ class Inversion(StrEnum):
     DDPM = "ddpm"
 
 
-REFERENCE, CONTROL, DRIVE = "reference", "control", "drive"
+REFERENCE, CONTROL, DRIVE, MOTION = "reference", "control", "drive", "motion"
 """Arguments of `Editor.edit` that an adapter reads: the picture whose look is taken, the one that says where things
-are, and a `Drive`."""
+are, and a `Drive`; and what motion modules read, in clips alone."""
 
 
 @dataclass(frozen=True)

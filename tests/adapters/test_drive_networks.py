@@ -76,17 +76,6 @@ def test_a_projector_is_the_public_one():
     assert torch.allclose(block(frames(given["in.x"])), frames(given["out.y"]), **TOLERANCE)
 
 
-def test_a_motion_block_is_the_public_one():
-    given = fixture("sk_motion_v3")
-    for heads in (1, 8):
-        block = filled(drive.MotionBlock(32, 128, heads))
-        assert shapes(block) == names("sk_motion_v3")
-        found = given["in.hidden"] + block(given["in.hidden"], given["in.pad"], given["in.temb"], 3)
-        if torch.allclose(found, given["out.y"], **TOLERANCE):
-            return
-    raise AssertionError("neither with one head nor with eight")
-
-
 UPS = ("up_3", "up_2", "up_1", "up_0")
 V2 = {"channels": (128, 640, 1280, 1280, 1280), "scale": 4, "positions": 1024, "points": UPS}
 PUBLISHED = {
