@@ -387,6 +387,31 @@ class EditPipeline:
             finally:
                 self.history.checkout(parent.id)
 
+    @default_torch_state()
+    def render_clip(self, requests: Sequence[EditRequest], pads: Sequence[Image] = ()) -> list[Image]:
+        """The frames of a clip, which loaded motion modules let attend to one another; nothing of them is kept.
+
+        Args:
+            requests: edits of one result, planned alike: they differ in what adapters read.
+            pads: as in `References.clip_conditions`.
+        """
+        first = requests[0]
+        with self.history.mark_in_use(first.parent):
+            plan = self.plan(replace(first, is_frame=True))
+            return self.again_if_damaged(first, partial(self._render_clip, requests, plan, pads))
+
+    def _render_clip(self, requests: Sequence[EditRequest], plan: EditPlan, pads: Sequence[Image]) -> list[Image]:
+        request = requests[0]
+        self.restore(request)
+        edits = [self._latent_edit(each, plan) for each in requests]
+        latents = self.engine.run_clip(self.source(request)[0], edits, self._callback(request), pads)
+        self._check_loras(request)
+        frames = []
+        for each, final in zip(requests, latents, strict=True):
+            canvas = self._decode(each, plan, Trajectory(each.config, latents=[final])).image
+            frames.append(_on_picture(each, plan, canvas))
+        return frames
+
     def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
         """The results of edits of one result, in their order."""
         outputs: dict[int, RenderOutput] = {}
@@ -583,8 +608,8 @@ class EditPipeline:
         )
         if request.picture is not None:
             image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
-        elif parent and parent.painted:
-            image = paste_edit(parent.image, image, plan.mask.grid, parent.config.crop)
+        elif parent:
+            image = _on_picture(request, plan, image)
         with exclusive(self.history):
             result = EditResult(
                 id=self.history.next_id(),
@@ -721,6 +746,13 @@ def diff_prompts(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
     with exclusive(tokenizer):
         script = diff(old, new, tokenizer)
     return describe_source(script) if script.hunks and not old else script
+
+
+def _on_picture(request: EditRequest, plan: EditPlan, canvas: Image) -> Image:
+    """An edit's picture: its canvas, or that set into the picture which the parent's canvas shows."""
+    parent = request.parent
+    assert parent is not None
+    return paste_edit(parent.image, canvas, plan.mask.grid, parent.config.crop) if parent.painted else canvas
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:

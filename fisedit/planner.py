@@ -89,6 +89,7 @@ class EditRequest:
         verify: check a predicted mask for drift.
         erases: as in `Repaint`.
         regional: regions whose cells read a prompt of their own; the first that holds a cell counts.
+        is_frame: it is computed with other frames of a clip, sparsely in every step.
         stopwatch: takes the seconds of every stage.
 
     Attributes:
@@ -112,6 +113,7 @@ class EditRequest:
     verify: bool = False
     erases: bool = False
     regional: tuple[tuple[Region, str], ...] = ()
+    is_frame: bool = False
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     dilation: tuple[int, ...] = field(init=False)
     start: int = field(init=False)
@@ -172,7 +174,7 @@ class EditRequest:
     def unchanged_reason(self) -> str:
         """Why the parent's picture is the answer, or ""."""
         assert self.parent is not None
-        if self.regional:
+        if self.regional or self.is_frame:
             return ""
         same_words_suffice = self.config.like != self.parent.config.like or self.new_noise
         is_localized = same_words_suffice and not self.region.is_default
@@ -287,7 +289,7 @@ class Planner:
         with request.stopwatch.stage("plan"):
             costs, cells = self.costs(config), mask.cells(config.num_timesteps)
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
-            is_sparse = request.erases or regional
+            is_sparse = request.erases or regional or request.is_frame
             reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation, start))
         plan = EditPlan(
             mask,
@@ -463,9 +465,8 @@ class Planner:
 
     def _choose_dilations(self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs) -> tuple[int, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
-        return costs.choose_dilations(
-            cells, start, quality=quality, plain=request.structure > 0 or request.erases or bool(request.regional)
-        )
+        plain = request.structure > 0 or request.erases or bool(request.regional) or request.is_frame
+        return costs.choose_dilations(cells, start, quality=quality, plain=plain)
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan, *, passed: bool = False) -> EditPlan:
         """The plan with a check for drift, where one can be made; `passed` as in `drift_check.plan_check`."""

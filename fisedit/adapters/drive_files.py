@@ -127,32 +127,31 @@ def _base(shapes: Shapes) -> DriveBase:
         return DriveBase(table=table)
 
 
-def filled(module: M, file: Path, shapes: Shapes, what: str = "the control network's") -> M:
+def filled(module: M, file: Path, shapes: Shapes, whose: str = "the control network") -> M:
     """The module with a file's weights.
 
     Args:
         module: without weights.
         file: of safetensors.
         shapes: of its tensors by name.
-        what: whose they are, for messages.
+        whose: they are, for messages.
 
     Raises:
         AdapterError: names or shapes are not the module's own. NumericsError: NaN or infinity.
     """
     from safetensors.torch import load_file
 
-    whose = what.removesuffix("'s").removesuffix("'")
     for name, tensor in module.state_dict().items():
         if name not in shapes:
-            raise AdapterError(f"{what} {name} is missing ({file}); download it again")
+            raise AdapterError(f"{whose} lacks {name} ({file}); download it again")
         if shapes[name] != tuple(tensor.shape):
-            raise AdapterError(f"{what} {name} must be {tuple(tensor.shape)}, got {shapes[name]} ({file})")
+            raise AdapterError(f"{whose}'s {name} must be {tuple(tensor.shape)}, got {shapes[name]} ({file})")
     expected = module.state_dict().keys()
     if more := [name for name in shapes if name not in expected]:
-        raise AdapterError(f"{whose} has the unknown tensor {more[0]} ({file}); download it again")
+        raise AdapterError(f"{whose} is of no family known here: it has {more[0]} ({file})")
     weights = load_file(file)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise NumericsError(f"{what} {name} holds NaN or infinity; download it again or use fp32")
+            raise NumericsError(f"{whose}'s {name} holds NaN or infinity; download it again or use fp32")
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)

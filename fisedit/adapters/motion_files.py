@@ -7,7 +7,7 @@ recognised by the class that its configuration names, else by its tensors' names
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from fisedit.errors import AdapterError
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from fisedit.adapters.motion_modules import MotionModule
@@ -31,7 +31,8 @@ MOTION_ADAPTERS = ("MotionAdapter", "HM3MotionAdapter", "HM5MotionAdapter")
 _STEM = "diffusion_pytorch_model"
 _BETWEEN_BLOCKS = re.compile(r"motion_(down|up)\.(\d+)\.")
 _BEHIND_LAYERS = re.compile(r"(?:(down|up)_blocks\.(\d+)|(mid)_block)\.motion_modules\.(\d+)\.")
-_DEFAULT_HEADS = 8
+_HEADS, _GROUPS = 8, 32
+"""Of modules whose configuration does not say."""
 
 
 def is_motion_adapter(kind: object, shapes: Callable[[], Shapes]) -> bool:
@@ -58,13 +59,12 @@ def load_motion_adapter(path: Path) -> MotionReader:
     file = weights_file(path, _STEM) if path.is_dir() else path
     shapes, config = read_shapes(file), file.parent / "config.json"
     settings = read_json(config) if config.is_file() else {}
-    heads = settings.get("motion_num_attention_heads", settings.get("num_attention_heads", _DEFAULT_HEADS))
     try:
         if any(_BEHIND_LAYERS.match(name) for name in shapes):
-            return _behind_layers(shapes, file, heads)
-        return _between_blocks(shapes, file, heads)
+            return _behind_layers(shapes, file, settings)
+        return _between_blocks(shapes, file, settings.get("num_attention_heads", _HEADS))
     except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
-        raise AdapterError(f"the motion modules are of no family known here ({file}); download them again") from error
+        raise AdapterError(f"the motion adapter is of no family known here ({file}); download it again") from error
 
 
 def _between_blocks(shapes: Shapes, file: Path, heads: int) -> MotionReader:
@@ -83,11 +83,11 @@ def _between_blocks(shapes: Shapes, file: Path, heads: int) -> MotionReader:
                 module = PaddedTransformer(shapes[f"{name}attn1.norm.weight"][0], heads)
         found[f"{side}_{index}"] = module
         parts[f"motion_{side}"].add_module(index, module)
-    filled(parts, file, shapes, "the motion modules'")
+    filled(parts, file, shapes, "the motion adapter")
     return MotionReader(found)
 
 
-def _behind_layers(shapes: Shapes, file: Path, heads: int | list[int]) -> MotionReader:
+def _behind_layers(shapes: Shapes, file: Path, settings: Mapping[str, Any]) -> MotionReader:
     """AnimateDiff's: modules behind the layers of blocks, by diffusers' own class."""
     from diffusers import MotionAdapter
 
@@ -99,16 +99,18 @@ def _behind_layers(shapes: Shapes, file: Path, heads: int | list[int]) -> Motion
             counts[block] = max(counts.get(block, 0), 1 + int(match[4]))
             widths[block] = shapes[f"{match[0]}norm.weight"][0]
     downs = [block for block in counts if block.startswith("down")]
+    heads = settings.get("motion_num_attention_heads", _HEADS)
     first = "down_blocks.0.motion_modules.0.transformer_blocks.0"
     with torch.device("meta"):
         adapter = MotionAdapter(
             block_out_channels=tuple(widths[f"down_{i}"] for i in range(len(downs))),
             motion_layers_per_block=tuple(counts[f"down_{i}"] for i in range(len(downs))),
             motion_num_attention_heads=heads if isinstance(heads, int) else tuple(heads),
+            motion_norm_num_groups=settings.get("motion_norm_num_groups", _GROUPS),
             motion_max_seq_length=shapes[f"{first}.pos_embed.pe"][1],
             use_motion_mid_block="mid_0" in counts,
         )
-    adapter = filled(adapter, file, shapes, "the motion modules'")
+    adapter = filled(adapter, file, shapes, "the motion adapter")
     found: dict[str, MotionModule] = {}
     for name, block in [
         *((f"down_{i}", block) for i, block in enumerate(adapter.down_blocks)),

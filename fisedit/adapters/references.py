@@ -281,7 +281,7 @@ class References:
             AdapterError: one is not loaded, or one of which frames share what it reads reads several.
             InputError: a size that one cannot take.
         """
-        config, found = configs[0], list[tuple[AdapterUse, UNetAdapter]]()
+        config, found = configs[0], list["tuple[AdapterUse, UNetAdapter]"]()
         for entries in zip(*(each.like for each in configs), strict=True):
             reads = [self._reading(*each, branches) for each in zip(entries, configs, strict=True)]
             adapter, use = self._adapter(entries[0]), entries[0].use

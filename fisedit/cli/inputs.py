@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import is_canny
 from fisedit.cli import options as opt
 from fisedit.errors import InputError
+from fisedit.values import MOTION
 
 if TYPE_CHECKING:
     import typer
@@ -51,6 +52,8 @@ def load_adapters(context: typer.Context, editor: Editor) -> None:
     own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
     for source, use in opt.parse_adapters(context.params):
         editor.load_adapter(source, **use.as_dict(), **own)
+        if editor.adapters[-1].adapter.argument == MOTION and context.info_name != "drive":
+            raise InputError(f"motion modules are for clips, got {source} as an --adapter; see fisedit drive")
 
 
 def read_conditions(context: typer.Context) -> dict[str, Any]:

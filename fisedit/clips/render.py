@@ -1,4 +1,4 @@
-"""Rendering a clip: an edit of one source for every drive, in one region and with the same noise.
+"""Rendering a clip: edits of one source, one for every drive, in one region and with the same noise.
 
 A frame is kept in a folder beside the clip, under a name of all that it depends on, until the clip is written: a run
 that was stopped goes on with the frames that are there. Knows the editor and files; not how drives are read.
@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 from PIL import Image
 
 from fisedit import __version__
+from fisedit.clips.frames import FrameRenderer
 from fisedit.errors import InputError, MaskError, SessionError
 from fisedit.masking.region import Region
 from fisedit.models.device import weights_digest
@@ -54,7 +56,7 @@ class ClipFrames:
         folder: where they lie until the clip is written.
         paths: of them, in order.
         rendered: how many were rendered now, not found there.
-        seconds: that the edits of those took.
+        seconds: that those took.
         area: of the region, as a share of the picture.
         notes: what a clip cannot hold of the source.
     """
@@ -116,15 +118,16 @@ def render_frames(
     """Render a clip's frames, those that are not there yet. Whatever is raised, the editor is as it was.
 
     Args:
-        editor: whose current picture is the source; with a control network that reads drives.
+        editor: whose current picture is the source; with a control network that reads drives. Loaded motion modules let
+            frames attend to one another.
         drives: one for every frame.
         region: where the frames may change; words are looked for once.
         output: of the clip; frames lie in the folder OUTPUT.frames.
         prompt: what the frames show; None for the source's prompt.
         quality: as in `Editor.edit`.
         reference: a picture whose look the frames take, as in `Editor.edit`.
-        on_step: called before every step of every frame with (i, n, preview), counted over the clip; may raise
-            `Cancelled`.
+        on_step: called before every step of every frame, or of frames that attend to one another, with (i, n, preview),
+            counted over the clip; may raise `Cancelled`.
 
     Raises:
         InputError, MaskError, AdapterError, NumericsError: as in `Editor.edit`; and too many frames, or none.
@@ -140,26 +143,20 @@ def render_frames(
     mask = editor.preview(words, region=region, drive=drives[0], reference=reference, seed=anew, quality=quality).mask
     if not mask.grid.any():
         raise MaskError("the region marks nothing of the picture; mark what moves")
-    fixed = _fixed(mask, source)
+    options = {"reference": reference, "quality": quality}
+    renderer = FrameRenderer(editor, words, drives, _fixed(mask, source), options)
     base, folder = _base(editor, source, mask, (words, quality), reference), frames_folder(output)
-    paths, rendered, seconds = list[Path](), 0, 0.0
-    for i, drive in enumerate(drives):
-        key = hashlib.sha256(base + drive.digest.encode()).hexdigest()[:16]
-        paths.append(folder / f"{i:05}-{key}.png")
-        if paths[-1].exists():
+    paths, rendered, seconds, parts = list[Path](), 0, 0.0, renderer.windows()
+    for done, window in enumerate(parts):
+        key = hashlib.sha256(base + "".join(drive.digest for drive in renderer.drives_of(window)).encode())
+        own = [folder / f"{i:05}-{key.hexdigest()[:16]}.png" for i in window.kept]
+        paths += own
+        if all(path.exists() for path in own):
             continue
-        with _forgotten(editor):
-            made = editor.edit(
-                words,
-                region=fixed,
-                drive=drive,
-                reference=reference,
-                quality=quality,
-                verify=False,
-                on_step=_of_clip(on_step, i, len(drives)),
-            )
-            write_bytes(encode(to_srgb(to_editable(made.image), alpha=keeps_alpha), ".png")[0], paths[-1])
-            rendered, seconds = rendered + 1, seconds + made.stats.seconds["total"]
+        started = time.perf_counter()
+        for path, image in zip(own, renderer.render(window, _of_clip(on_step, done, len(parts))), strict=True):
+            write_bytes(encode(to_srgb(to_editable(image), alpha=keeps_alpha), ".png")[0], path)
+        rendered, seconds = rendered + len(own), seconds + time.perf_counter() - started
     return ClipFrames(folder, paths, rendered, seconds, mask.area, tuple(notes))
 
 
@@ -217,23 +214,11 @@ def _fixed(mask: EditMask, source: EditResult) -> Region:
     return Region.mask(mask.image().resize(source.size, Image.Resampling.NEAREST), soft=True)
 
 
-@contextmanager
-def _forgotten(editor: Editor) -> Iterator[None]:
-    """Forget what is made in the block, also where it fails; the current picture is the current one again."""
-    before, current = {result.id for result in editor.history}, editor.current.id
-    try:
-        yield
-    finally:
-        editor.checkout(current)
-        for result in [result for result in editor.history if result.id not in before]:
-            editor.delete(result.id)
-
-
-def _of_clip(on_step: OnStep | None, frame: int, count: int) -> OnStep | None:
-    """A frame's `on_step`, counted over the clip."""
+def _of_clip(on_step: OnStep | None, done: int, count: int) -> OnStep | None:
+    """A window's `on_step`, counted over the clip."""
     if on_step is None:
         return None
-    return lambda i, n, preview: on_step(frame * n + i, count * n, preview)
+    return lambda i, n, preview: on_step(done * n + i, count * n, preview)
 
 
 def _base(

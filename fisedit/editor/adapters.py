@@ -103,7 +103,8 @@ class AdapterMixin(EditorBase):
         HelloMeme's reference adapters (arXiv 2410.22901) and IP-Adapters (arXiv 2308.06721) let pictures take the look
         of a `reference`; T2I-Adapters (arXiv 2302.08453) and ControlNets (arXiv 2302.05543) let a `control` say where
         things are; HelloMeme's control networks let a `drive` say how a head is held and what its face does. Those of
-        two parts are loaded by their base, ..._base, with the projection, ..._proj, beside it.
+        two parts are loaded by their base, ..._base, with the projection, ..._proj, beside it. Motion modules,
+        HelloMeme's and AnimateDiff's (arXiv 2307.04725), are at work in clips alone (see `edit_frames`).
 
         Args:
             source: "demo-look", which ships for the demo model, a published folder, a .safetensors file,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fisedit.errors import InputError
+from fisedit.errors import AdapterError, InputError
 from fisedit.history import EditResult
 from fisedit.masking.localize import change_heatmap
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
@@ -275,6 +275,47 @@ class EditMixin(EditorBase):
                 for prompt, mask, seed in zip(prompts, masks, own_seeds, strict=True)
             ]
         )
+
+    def edit_frames(
+        self,
+        prompt: str,
+        drives: Sequence[Drive],
+        region: Region,
+        *,
+        reference: Image | None = None,
+        pads: Sequence[Image] = (),
+        quality: str = "balanced",
+        on_step: OnStep | None = None,
+    ) -> list[Image]:
+        """The frames of a clip, denoised together so that loaded motion modules let them attend to one another.
+
+        They are not kept in the history. See `fisedit.clips.render` for whole clips.
+
+        Args:
+            prompt: what all frames show.
+            drives: one a frame.
+            region: where the frames may change.
+            reference: as in `edit`.
+            pads: pictures before the first frame and after the last, which HelloMeme's modules read; () for none.
+            quality: as in `edit`; all steps are sparse.
+            on_step: as in `edit`.
+
+        Raises:
+            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
+        """
+        if not self._engine.references.motion:
+            raise AdapterError("frames attend to one another by motion modules, got none; call load_adapter first")
+        requests = [
+            self._pipeline.request_edit(
+                prompt,
+                region,
+                growth=check_quality(quality),
+                conditions={REFERENCE: reference, DRIVE: drive},
+                on_step=on_step,
+            )
+            for drive in drives
+        ]
+        return self._pipeline.render_clip(requests, pads)
 
     @default_torch_state()
     def preview(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from diffusers import MotionAdapter, UNetMotionModel
+from diffusers import AnimateDiffPipeline, MotionAdapter, UNetMotionModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fisedit import Editor, Region
 from fisedit.adapters.base import AdapterStack, items_of, map_changes
 from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
 from fisedit.adapters.loading import load_picture_adapter
@@ -24,6 +27,7 @@ from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
 from tests.support import oracle
 from tests.support.adapters import filled
+from tests.support.edits import CAT, DOG
 from tests.support.grids import grids
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/hellomeme"
@@ -69,6 +73,7 @@ def test_a_block_is_the_public_one():
 PUBLISHED = ("HM3MotionAdapter", "HM5MotionAdapter", "MotionAdapter(v1-5-3)")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_every_published_file_loads(kind, named, tmp_path):
@@ -178,6 +183,34 @@ def test_a_clip_of_everything_is_diffusers_own(pipe):
     assert oracle.deviation(rows, expected.flatten(2).transpose(1, 2)) <= 1e-4
 
 
+def test_a_clip_of_everything_is_the_pipelines(pipe, tmp_path):
+    """`AnimateDiffPipeline` from the same noise in all frames, over all steps."""
+    editor, adapter = Editor(pipe, model="demo"), reader_of(pipe.unet, "animatediff")[1]
+    adapter.save_pretrained(tmp_path)
+    editor.load_adapter(tmp_path)
+    source = editor.generate(CAT, seed=7, num_inference_steps=3, width=128, height=128)
+    everywhere, pipeline = Region.mask(np.ones((16, 16), bool)), editor._pipeline
+    requests = [pipeline.request_edit(DOG, everywhere) for _ in range(FRAMES)]
+    plan = pipeline.plan(replace(requests[0], is_frame=True))
+    assert plan.dilation and not plan.fallback
+    edits = [pipeline._latent_edit(each, plan) for each in requests]
+    trajectory = editor._trajectory_cache.get(source.id)[0]
+    found = torch.cat(editor._engine.run_clip(trajectory, edits, lambda *_: None))
+    parts = {name: part for name, part in pipe.components.items() if name != "safety_checker"}
+    animated = AnimateDiffPipeline(**parts, motion_adapter=adapter)
+    animated.set_progress_bar_config(disable=True)
+    expected = animated(
+        DOG,
+        num_frames=FRAMES,
+        num_inference_steps=3,
+        guidance_scale=7.5,
+        latents=trajectory.latents[0][:, :, None].expand(-1, -1, FRAMES, -1, -1),
+        output_type="latent",
+    ).frames
+    assert oracle.deviation(found, expected[0].transpose(0, 1)) <= 1e-4
+    assert oracle.deviation(found[:1], found[1:2]) > 1e-3
+
+
 @pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("family", ["v3", "v5"])
 def test_modules_read_maps_as_references_and_controls_left_them(pipe, family):
@@ -248,13 +281,13 @@ def test_files_that_are_refused(tmp_path, pipelines):
         return load_motion_adapter(tmp_path / "motion.safetensors")
 
     name = "motion_down.0.norm.weight"
-    with pytest.raises(AdapterError, match=r"^the motion modules' motion_down\.0\.norm\.weight is missing"):
+    with pytest.raises(AdapterError, match=r"^the motion adapter lacks motion_down\.0\.norm\.weight"):
         load({key: each for key, each in state.items() if key != name})
     with pytest.raises(
-        AdapterError, match=r"^the motion modules' motion_down\.0\.norm\.weight must be \(32,\), got \(33,\)"
+        AdapterError, match=r"^the motion adapter's motion_down\.0\.norm\.weight must be \(32,\), got \(33,\)"
     ):
         load(state | {name: torch.zeros(33)})
-    with pytest.raises(AdapterError, match=r"^the motion modules has the unknown tensor other"):
+    with pytest.raises(AdapterError, match=r"^the motion adapter is of no family known here: it has other"):
         load(state | {"other": torch.zeros(1)})
     with pytest.raises(AdapterError, match="of no family known here"):
         load({key: each for key, each in state.items() if "time_emb" not in key})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from safetensors.torch import save_file
 
 from fisedit import Drive, Editor, Region
 from fisedit.adapters.drive_networks import DriveNetwork
-from fisedit.clips import render
+from fisedit.clips import frames, render
 from fisedit.clips.drives import MAX_FRAMES, read_drives
-from fisedit.errors import Cancelled, InputError, MaskError
+from fisedit.errors import AdapterError, Cancelled, InputError, MaskError
 from tests.support.adapters import filled
 
 CAT = "a cat and a cake on a beach"
@@ -304,3 +305,84 @@ def test_a_plain_picture_needs_words(fisedit, model, control, tmp_path):
     poses(tmp_path)
     run = fisedit("drive", "plain.png", "poses.csv", *BOX, "--adapter", control, "--model", model)
     run.refused("input", "the picture says nothing of how it was made; say with --source-prompt what it shows")
+
+
+@pytest.fixture(scope="session")
+def motion(tmp_path_factory, pipelines) -> dict[str, Path]:
+    """Motion modules for the tiny model by family, with weights by a recipe."""
+    from tests.adapters.test_motion_adapter import reader_of
+
+    unet, folders = pipelines["demo"].unet, {}
+    for family in ("v3", "animatediff"):
+        reader, adapter = reader_of(unet, family)
+        folders[family] = tmp_path_factory.mktemp(family)
+        if adapter is not None:
+            adapter.save_pretrained(folders[family])
+            continue
+        names = {point: f"motion_{point.replace('_', '.')}" for point in reader.modules}
+        tensors = {f"{names[p]}.{n}": t for p, module in reader.modules.items() for n, t in module.state_dict().items()}
+        save_file(tensors, folders[family] / "diffusion_pytorch_model.safetensors")
+        kind = {"_class_name": "HM3MotionAdapter", "num_attention_heads": 4}
+        (folders[family] / "config.json").write_text(json.dumps(kind))
+    return folders
+
+
+@pytest.mark.parametrize("family", ["v3", "animatediff"])
+def test_motion_modules_let_frames_attend_to_one_another(driven, motion, tmp_path, family):
+    for name, more in (("alone", ()), ("together", ("--adapter", motion[family]))):
+        told = driven(*BOX, *more, "--output", f"{name}.webp", "--json")
+        assert (told.status, told.err) == (0, "") and json.loads(told.out)["rendered"] == 3
+    still = np.asarray(Image.open(tmp_path / "source.png").convert("RGB"))
+    alone, together = (frames_of(tmp_path / f"{name}.webp") for name in ("alone", "together"))
+    assert all((frame[OUTSIDE] == still[OUTSIDE]).all() for frame in together)
+    assert all((a != b)[~OUTSIDE].any() for a, b in zip(alone, together, strict=True))
+    (tmp_path / "others.csv").write_text(POSES.replace("0,25,20,0.1", "0,-25,20,0.1"))
+    driven(*BOX, "--adapter", motion[family], "--output", "others.webp", poses="others.csv")
+    others = frames_of(tmp_path / "others.webp")
+    assert (others[0] != together[0]).any() and (others[0][OUTSIDE] == still[OUTSIDE]).all()
+
+
+def test_a_stopped_clip_of_several_windows_goes_on(pipelines, control, motion, tmp_path, monkeypatch):
+    """Windows of three share a frame; the third of five frames is in both."""
+    monkeypatch.setattr(frames, "WINDOW", 3)
+    editor = Editor(pipelines["demo"], model="demo")
+    editor.load_adapter(control)
+    editor.load_adapter(motion["v3"])
+    drives = [Drive((0, 10 * i, 0, 0, 0, 0.4)) for i in range(5)]
+    source, where = editor.generate(CAT, num_inference_steps=2), Region.box(16, 16, 64, 64)
+    path = tmp_path / "clip.webp"
+
+    def stop(i, n, _):
+        assert n == 4
+        if i >= 2:  # in the second window
+            raise Cancelled("stopped")
+
+    with pytest.raises(Cancelled):
+        render.render_frames(editor, drives, where, path, on_step=stop)
+    assert len(list((tmp_path / "clip.webp.frames").iterdir())) == 2
+    assert editor.current is source and len(editor.history) == 1
+    made = render.render_frames(editor, drives, where, path)
+    assert made.rendered == 3 and len(made.paths) == 5
+    again = render.render_frames(editor, drives, where, tmp_path / "whole.webp")
+    assert [a.read_bytes() for a in made.paths] == [b.read_bytes() for b in again.paths]
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 13, 23, 24, 100])
+def test_windows_cover_a_clip_once_and_share_a_frame(count):
+    found = frames.windows(count)
+    assert [i for window in found for i in window.kept] == list(range(count))
+    assert all(window.last - window.first < frames.WINDOW for window in found)
+    assert all(a.last == b.first for a, b in itertools.pairwise(found)) and len(found) == max(1, -(-(count - 1) // 11))
+
+
+def test_frames_need_motion_modules(pipelines, control):
+    editor = Editor(pipelines["demo"], model="demo")
+    editor.load_adapter(control)
+    editor.generate(CAT, num_inference_steps=2)
+    with pytest.raises(AdapterError, match=r"^frames attend to one another by motion modules, got none"):
+        editor.edit_frames(CAT, [Drive()], Region.box(16, 16, 64, 64))
+
+
+def test_motion_modules_are_for_clips(fisedit, model, motion):
+    told = fisedit("generate", CAT, "--model", model, "--adapter", motion["v3"])
+    told.refused("input", f"motion modules are for clips, got {motion['v3']} as an --adapter; see fisedit drive")
