@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import is_canny
 from fisedit.cli import options as opt
 from fisedit.errors import InputError
-from fisedit.values import MOTION
 
 if TYPE_CHECKING:
     import typer
@@ -49,6 +48,8 @@ def check_settings(context: typer.Context) -> None:
 
 def load_adapters(context: typer.Context, editor: Editor) -> None:
     """Load the adapters that are given."""
+    from fisedit.values import MOTION
+
     own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
     for source, use in opt.parse_adapters(context.params):
         editor.load_adapter(source, **use.as_dict(), **own)

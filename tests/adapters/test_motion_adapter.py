@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AnimateDiffPipeline, MotionAdapter, UNetMotionModel
+from diffusers import AnimateDiffPipeline, UNetMotionModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fisedit import Editor, Region
 from fisedit.adapters.base import AdapterStack, items_of, map_changes
-from fisedit.adapters.insertion_points import inject_maps, insertion_points, record_maps
+from fisedit.adapters.insertion_points import inject_maps, record_maps
 from fisedit.adapters.loading import load_picture_adapter
 from fisedit.adapters.motion_adapter import MotionReader, points_of
 from fisedit.adapters.motion_files import load_motion_adapter
-from fisedit.adapters.motion_modules import ClipInputs, FrameTransformer, MotionBlock, PaddedTransformer
+from fisedit.adapters.motion_modules import ClipInputs, MotionBlock, PaddedTransformer
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay, RepeatedFeatures
@@ -29,33 +29,12 @@ from tests.support import oracle
 from tests.support.adapters import filled
 from tests.support.edits import CAT, DOG
 from tests.support.grids import grids
+from tests.support.motion import reader_of
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/hellomeme"
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 T = torch.tensor(500)
 FRAMES = 3
-
-
-def reader_of(unet, family):
-    """Modules with lively weights for a UNet: of "v3", "v5" or "animatediff"."""
-    width = unet.time_embedding.linear_2.out_features
-    groups = unet.config.norm_num_groups
-    if family == "animatediff":
-        adapter = filled(
-            MotionAdapter(
-                block_out_channels=unet.config.block_out_channels,
-                motion_layers_per_block=unet.config.layers_per_block,
-                motion_num_attention_heads=4,
-                motion_norm_num_groups=groups,
-            )
-        )
-        blocks = {f"down_{i}": block for i, block in enumerate(adapter.down_blocks)} | {"mid": adapter.mid_block}
-        blocks |= {f"up_{i}": block for i, block in enumerate(adapter.up_blocks)}
-        named = {f"{name}.{j}": m for name, block in blocks.items() for j, m in enumerate(block.motion_modules)}
-        return MotionReader({name: FrameTransformer(module) for name, module in named.items()}), adapter
-    points = {name: point for name, point in insertion_points(unet).items() if name != "mid"}
-    make = {"v3": lambda c: MotionBlock(c, width, 4), "v5": lambda c: PaddedTransformer(c, 4, groups)}[family]
-    return MotionReader({name: filled(make(point.channels), name) for name, point in points.items()}), None
 
 
 @pytest.fixture(params=["sd15", "demo"])

@@ -19,6 +19,7 @@ from fisedit.clips import frames, render
 from fisedit.clips.drives import MAX_FRAMES, read_drives
 from fisedit.errors import AdapterError, Cancelled, InputError, MaskError
 from tests.support.adapters import filled
+from tests.support.motion import reader_of
 
 CAT = "a cat and a cake on a beach"
 POSES = "pitch, yaw,roll,x,y,scale,jawOpen\n0,0,0,0,0,0.4,0\n0,25,0,0,0,0.4,0.5\n0,25,20,0.1,0,0.4,1\n"
@@ -310,8 +311,6 @@ def test_a_plain_picture_needs_words(fisedit, model, control, tmp_path):
 @pytest.fixture(scope="session")
 def motion(tmp_path_factory, pipelines) -> dict[str, Path]:
     """Motion modules for the tiny model by family, with weights by a recipe."""
-    from tests.adapters.test_motion_adapter import reader_of
-
     unet, folders = pipelines["demo"].unet, {}
     for family in ("v3", "animatediff"):
         reader, adapter = reader_of(unet, family)
