@@ -25,6 +25,7 @@ from app.eta import RuntimeEstimator
 from app.lora_catalog import LoraCatalog, Scales
 from app.validation import label
 from fisedit import Editor
+from fisedit.edit_requests import diff_prompts
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
@@ -32,7 +33,6 @@ from fisedit.models.prompt_chunks import context_length, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
-from fisedit.pipeline import diff_prompts
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:

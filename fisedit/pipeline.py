@@ -9,26 +9,22 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, wraps
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
-from weakref import WeakSet
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from PIL.Image import new as new_image
 
-from fisedit.adapters import textual_inversion
+from fisedit.edit_requests import EditRequest, EditRequests
 from fisedit.errors import ModelError, PageError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected
-from fisedit.masking.localize import describe_source, restrict_to_words, shared_tokens
+from fisedit.masking.localize import shared_tokens
 from fisedit.masking.region import Region
-from fisedit.masking.text_diff import diff
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
 from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
-from fisedit.planner import EditPlan, EditRequest, Planner, Repaint
+from fisedit.planner import EditPlan, Planner
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
@@ -41,20 +37,13 @@ from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
 from fisedit.storage.canvas import is_canvas, paste_edit, to_canvas, upscale_note
 from fisedit.values import (
-    CONTROL,
     DENSE_STEP,
-    DRIVE,
-    REFERENCE,
     EditKind,
     EditMask,
-    EditScript,
     EditStats,
     Inversion,
     MaskSource,
     OnStep,
-    Quality,
-    check_prompt,
-    check_seed,
     strength_for_start,
 )
 
@@ -65,12 +54,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from fisedit.masking.text_diff import Tokenizer
     from fisedit.sampling.trajectory_cache import TrajectoryCache
     from fisedit.sparse.feature_codec import FeatureEncoding
     from fisedit.sparse.stepping import Graphs
     from fisedit.storage.pages import Page
-    from fisedit.values import AdapterReference, GenerationConfig
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -104,37 +91,7 @@ class RenderOutput:
 Job = tuple[EditRequest, EditPlan]
 
 
-_NO_CONDITIONS: Mapping[str, object] = MappingProxyType({})
-
-
-def _naming_references(
-    make: Callable[Concatenate[EditPipeline, P], EditRequest],
-) -> Callable[Concatenate[EditPipeline, P], EditRequest]:
-    """A method whose request names pictures that adapters read: they stay while it lives, and others go.
-
-    Args:
-        make: the method.
-    """
-
-    @wraps(make)
-    def made(self: EditPipeline, /, *args: P.args, **kwargs: P.kwargs) -> EditRequest:
-        references, token = self.engine.references, object()
-        with exclusive(references):
-            self._requesting.add(token)
-        try:
-            request = make(self, *args, **kwargs)
-            with exclusive(references):
-                self._requests.add(request)
-            return request
-        finally:
-            with exclusive(references):
-                self._requesting.remove(token)
-            self.release_references()
-
-    return made
-
-
-class EditPipeline:
+class EditPipeline(EditRequests):
     """One user's engine, trajectory cache and history, and what is done with them.
 
     Args:
@@ -147,11 +104,10 @@ class EditPipeline:
     def __init__(
         self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs, encoding: FeatureEncoding
     ) -> None:
-        self.engine = Engine(pipe, graphs, cache.max_bytes, encoding, cache.tiers)
-        self.cache, self.history = cache, History()
+        super().__init__(Engine(pipe, graphs, cache.max_bytes, encoding, cache.tiers))
+        self.cache = cache
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
-        self._requests, self._requesting = WeakSet[EditRequest](), set[object]()
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs, adapters and tiers, and a cache of its own; arguments as in
@@ -165,11 +121,7 @@ class EditPipeline:
             pipeline.engine.references.pictures = references
         return pipeline
 
-    def diff(self, old: str, new: str) -> EditScript:
-        """What changes from one prompt to another."""
-        return diff_prompts(old, new, self.engine.pipe.tokenizer)
-
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
 
         Raises:
@@ -189,152 +141,6 @@ class EditPipeline:
             self.engine.table = cost_store.load_table(pipe)
         self._recorded_with = model
         self.engine.refresh()
-
-    @_naming_references
-    def request_source(
-        self,
-        config: GenerationConfig,
-        *,
-        picture: Image | None = None,
-        conditions: Mapping[str, object] = _NO_CONDITIONS,
-        on_step: OnStep | None = None,
-    ) -> EditRequest:
-        """The request for a source, with the model's LoRAs as they are now.
-
-        Args:
-            config: of the source.
-            picture: an opened picture, upright; None for a generated one.
-            conditions: what adapters read, by `REFERENCE`, `CONTROL` and `DRIVE`, or None.
-            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
-
-        Raises:
-            AdapterError: a condition, and no adapter that reads it.
-        """
-        self._refresh()
-        size = None if picture is None else picture.size
-        like = self._conditions(config, config, conditions, size)
-        config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
-        return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
-
-    @_naming_references
-    def request_edit(
-        self,
-        prompt: str,
-        region: Region | None = None,
-        *,
-        growth: int | Sequence[int] | Quality = Quality.BALANCED,
-        repaint: Repaint | None = None,
-        verify: bool = False,
-        conditions: Mapping[str, object] = _NO_CONDITIONS,
-        regional: Sequence[tuple[Region, str]] = (),
-        on_step: OnStep | None = None,
-    ) -> EditRequest:
-        """The request for an edit of the current result, checked as a whole.
-
-        Args:
-            prompt: of the edit.
-            region: where to edit; None for where the changed words say.
-            growth: as in `Editor.edit`, or the quality that decides it.
-            repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
-            verify: check a predicted mask for drift.
-            conditions: what adapters read, by `REFERENCE`, `CONTROL` and `DRIVE`; that of the edited picture, or of the
-                source, where one is None or missing.
-            regional: regions with prompts of their own, parts of `region`.
-            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
-
-        Raises:
-            SessionError, PromptError, MaskError, InputError, AdapterError: as in `Editor.edit`.
-        """
-        region, repaint = region or Region.words(), repaint or Repaint()
-        self._refresh()
-        parent, loras = self.history.current, self.engine.executor.loras
-        textual_inversion.check_words(self.engine.pipe, parent.config, [each.prompt for each in parent.run.regional])
-        says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
-        prompt = prompt if says_nothing else check_prompt(prompt)
-        like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
-        changes: dict[str, Any] = {"prompt": prompt, "like": like}
-        if repaint.seed is not None:
-            changes["seed"] = check_seed(repaint.seed)
-        config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
-        script = self.diff(parent.prompt, prompt)
-        restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
-        if conditions.get(CONTROL) is not None and region.reads_words and not repaint.erases:
-            changed = self._changed_control(parent, config)
-            alone = region.is_default and script.kind is EditKind.IDENTICAL
-            region = region if changed is None else region.with_changed(changed, alone=alone)
-        return EditRequest(
-            config,
-            script,
-            parent,
-            region=region,
-            growth=growth,
-            strength=repaint.strength,
-            structure=repaint.structure,
-            erases=repaint.erases,
-            regional=tuple((each, check_prompt(own)) for each, own in regional),
-            verify=verify,
-            on_step=on_step,
-        )
-
-    def request_again(self, result: EditResult, on_step: OnStep | None = None) -> EditRequest:
-        """The request for what a dense run makes of a result's config.
-
-        Args:
-            result: of the history.
-            on_step: called before every step with (i, n, preview); may raise `Cancelled`.
-
-        Raises:
-            SessionError: the model has other LoRAs now, or other scales.
-        """
-        self._refresh()
-        self._check_own_loras(result)
-        return EditRequest(result.config, result.diff, result, on_step=on_step)
-
-    def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
-        """Where a config's control pictures differ from those of the edited picture, a cell around it too."""
-        left, top, right, bottom = config.crop or (0, 0, *parent.size)
-        changed = self.engine.references.changed_control(parent.config.like, config.like, (right - left, bottom - top))
-        if changed is None:
-            return None
-        whole = new_image("L", parent.size)
-        whole.paste(changed, (left, top))
-        return Region.mask(whole).grow(1)
-
-    def _with_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> GenerationConfig:
-        """A config with the textual inversions that its prompts and further ones name."""
-        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config, prompts))
-
-    def _conditions(
-        self,
-        source: GenerationConfig,
-        parent: GenerationConfig,
-        given: Mapping[str, object],
-        size: tuple[int, int] | None,
-    ) -> tuple[AdapterReference, ...]:
-        """What adapters read: what is given, and where that is None, the source's look and the parent's control and
-        drive. A control of the picture's size is cut as the picture is.
-
-        Args:
-            source: the chain's.
-            parent: of the edited picture.
-            given: by `REFERENCE`, `CONTROL` and `DRIVE`.
-            size: width and height of the picture; None where it is generated.
-        """
-        references, found = self.engine.references, list["AdapterReference"]()
-        for argument, kept in ((REFERENCE, source), (CONTROL, parent), (DRIVE, parent)):
-            if (condition := given.get(argument)) is None:
-                found += [entry for entry in kept.like if references.reads(entry, argument)]
-            else:
-                crop = parent.crop if argument == CONTROL else None
-                found += references.entries(condition, argument, crop, size)
-        return tuple(found)
-
-    def release_references(self) -> None:
-        """Let pictures go that adapters read and that neither a result nor a request names."""
-        with exclusive(self.engine.references):
-            if not self._requesting:
-                configs = [each.config for each in (*self.history, *self._requests)]
-                self.engine.references.keep({entry.reference for config in configs for entry in config.like})
 
     def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
         """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""
@@ -551,7 +357,7 @@ class EditPipeline:
 
     def pages(self) -> dict[str, list[Callable[[], bytes]]]:
         """Of every source whose features are kept, what returns the bytes of each of their pages."""
-        self._refresh()  # which drops what another model recorded
+        self.refresh()  # which drops what another model recorded
         kept = [result.id for result in self.history if result.parent is None and result.id in self.cache]
         made_with = self._made_with() if kept else ""
         return {each: to_pages(RecordedSource(*self.cache.get(each)), made_with) for each in kept}
@@ -562,7 +368,7 @@ class EditPipeline:
         Args:
             pages: id of a source -> its pages.
         """
-        self._refresh()
+        self.refresh()
         made_with = self._made_with() if pages else ""
         for result_id, each in pages.items():
             with suppress(PageError):
@@ -698,7 +504,7 @@ class EditPipeline:
         if parent is not None and result.stats.unet_evaluations_dense + len(result.run.growth) == 0:
             self.cache.share(parent.id, result.id)
             return
-        self._check_own_loras(result)
+        self.check_own_loras(result)
         config, picture = result.config, None
         if parent is None and config.opened:
             picture = result.image if config.crop else result.canvas
@@ -717,15 +523,6 @@ class EditPipeline:
         plan = self.planner.replay(request, self.encode(request), None, result.mask, run)
         self._cache(result, *self.render([(request, plan)]))
 
-    def _check_own_loras(self, result: EditResult) -> None:
-        """Raise SessionError where the model has other LoRAs, or other scales, than a result was made with."""
-        if result.config.loras != self.engine.executor.loras:
-            lora_names = ", ".join(dict(result.config.loras)) or "no LoRA"
-            raise SessionError(
-                f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
-                "load that, and unload others"
-            )
-
 
 @torch.inference_mode()
 def _decoder_features(vae: AutoencoderKL, latents: Tensor) -> StepFeatures:
@@ -733,19 +530,6 @@ def _decoder_features(vae: AutoencoderKL, latents: Tensor) -> StepFeatures:
     features = decode(vae, latents)[1].features
     assert isinstance(features, StepFeatures)
     return features
-
-
-def diff_prompts(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
-    """What changes from one prompt to another.
-
-    Args:
-        old: the source's prompt; "" for a source without one.
-        new: the edit's prompt.
-        tokenizer: the model's.
-    """
-    with exclusive(tokenizer):
-        script = diff(old, new, tokenizer)
-    return describe_source(script) if script.hunks and not old else script
 
 
 def _on_picture(request: EditRequest, plan: EditPlan, canvas: Image) -> Image:

@@ -5,24 +5,18 @@ Spends no UNet call but those that a mask needs; keeps nothing. Knows neither pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.errors import InputError, MaskError, as_text
+from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
-from fisedit.masking.region import Region
-from fisedit.masking.region_values import RegionCanvas
-from fisedit.models.stopwatch import Stopwatch
 from fisedit.sampling.prompt_encoding import EncodedPrompt
 from fisedit.sparse.cost_model import steps_alike
 from fisedit.values import (
     DENSE_STEP,
-    MAX_DILATION,
-    EditKind,
     EditMask,
     EditRun,
     GenerationConfig,
@@ -32,35 +26,15 @@ from fisedit.values import (
     RegionalPrompt,
     SchedulerName,
     entry_steps,
-    first_step,
 )
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from fisedit.history import EditResult
+    from fisedit.edit_requests import EditRequest
     from fisedit.masking.drift_check import DriftCheck, DriftDetected
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.sparse.cost_model import Costs
-    from fisedit.values import ActiveCells, BoolGrid, EditScript, OnStep
-
-
-@dataclass(frozen=True)
-class Repaint:
-    """How much of a run an edit repeats inside its mask, and with which noise.
-
-    Args:
-        strength: share of the steps to run, above 0 to 1, from the last.
-        structure: share of the steps that may inject the source's attention which do, 0 to 1.
-        seed: of the noise; None for the picture's.
-        erases: cells inside do not attend to one another, so that what is around them grows in.
-    """
-
-    strength: float = 1.0
-    structure: float = 0.0
-    seed: int | None = None
-    erases: bool = False
+    from fisedit.values import ActiveCells, BoolGrid
 
 
 _LONG_MEMORIES = frozenset(
@@ -70,117 +44,6 @@ _LONG_MEMORIES = frozenset(
     }
 )
 """Samplers whose step reads latents or predictions of steps before, which cells that join with noise have not."""
-
-
-@dataclass(frozen=True, eq=False)
-class EditRequest:
-    """A picture to be made: generated, opened or edited. Checked when it is built.
-
-    Args:
-        config: of the picture; of an edit, its parent's with the new prompt, and with a seed of its own if it has one.
-        script: what the prompt changes.
-        parent: the result to edit; None for a source.
-        picture: an opened picture, upright; None for a generated one.
-        region: where to edit.
-        growth: latent cells to compute beyond the mask, 0 to 64, for all steps or each; or the quality that decides it.
-        strength: share of the steps to run, above 0 to 1, from the last.
-        structure: share of the steps that may inject the source's attention which do, 0 to 1.
-        on_step: called before every step with (i, n, preview).
-        verify: check a predicted mask for drift.
-        erases: as in `Repaint`.
-        regional: regions whose cells read a prompt of their own; the first that holds a cell counts.
-        is_frame: it is computed with other frames of a clip, sparsely in every step.
-        stopwatch: takes the seconds of every stage.
-
-    Attributes:
-        dilation: `growth` as one number per step; () where a quality decides.
-        start: index of the first step to run, from `strength`.
-
-    Raises:
-        MaskError: a mask of another type, size or range of values.
-        InputError: an argument out of range, or dense steps where structure is kept.
-    """
-
-    config: GenerationConfig
-    script: EditScript
-    parent: EditResult | None = None
-    picture: Image | None = None
-    region: Region = field(default_factory=Region.words)
-    growth: int | Sequence[int] | Quality = Quality.BALANCED
-    strength: float = 1.0
-    structure: float = 0.0
-    on_step: OnStep | None = None
-    verify: bool = False
-    erases: bool = False
-    regional: tuple[tuple[Region, str], ...] = ()
-    is_frame: bool = False
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    dilation: tuple[int, ...] = field(init=False)
-    start: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        config = self.config
-        size = (config.width, config.height) if self.parent is None else self.parent.size
-        canvas = RegionCanvas(
-            config.height, config.width, size, config.crop if self.parent else None, steps=config.num_timesteps
-        )
-        object.__setattr__(self, "region", self.region.bind(canvas))
-        object.__setattr__(self, "regional", tuple((each.bind(canvas), prompt) for each, prompt in self.regional))
-        object.__setattr__(self, "dilation", self._dilations())
-        object.__setattr__(self, "start", self._first_step())
-        if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
-            raise InputError(f"structure must be in [0, 1], got {as_text(self.structure)}")
-        if self.structure and DENSE_STEP in self.dilation:
-            got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
-            raise InputError(
-                f"growth must be under {DENSE_STEP} where structure is kept, got {as_text(got)}; use structure=0"
-            )
-        if self.structure and self.regional:
-            raise InputError("regions with prompts of their own keep no structure, got both; use structure=0")
-        if DENSE_STEP in self.dilation and (self.regional or self.erases):
-            what = "regions with prompts are edited" if self.regional else "an area is erased"
-            raise InputError(f"growth must be under {DENSE_STEP} where {what}, got {as_text(self.growth)}")
-
-    def _first_step(self) -> int:
-        """The first step to run. With noise of its own an edit begins without the sampler's memory of earlier steps."""
-        start, scheduler = first_step(self.strength, self.config.num_timesteps), self.config.scheduler
-        if self.new_noise and start and scheduler is SchedulerName.PNDM:
-            raise InputError(
-                "with another seed, PLMS begins at the first step alone, got strength under 1; use strength=1"
-            )
-        if self.new_noise and scheduler is SchedulerName.HEUN:
-            return start - start % 2  # whose steps are pairs
-        return start
-
-    def _dilations(self) -> tuple[int, ...]:
-        """Latent cells beyond the mask for every step; () where the cost decides."""
-        if isinstance(self.growth, Quality):
-            return ()
-        growth, steps = self.growth, self.config.num_timesteps
-        cells = tuple(growth) if isinstance(growth, Sequence) else (growth,) * steps
-        if len(cells) != steps or not all(type(c) is int and 0 <= c <= MAX_DILATION for c in cells):
-            raise InputError(
-                f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, "
-                f"got {as_text(growth)}"
-            )
-        return cells
-
-    @property
-    def new_noise(self) -> bool:
-        """Whether the edit begins with the noise of another seed than its parent's inside the mask."""
-        return self.parent is not None and self.config.seed != self.parent.config.seed
-
-    @property
-    def unchanged_reason(self) -> str:
-        """Why the parent's picture is the answer, or ""."""
-        assert self.parent is not None
-        if self.regional or self.is_frame:
-            return ""
-        same_words_suffice = self.config.like != self.parent.config.like or self.new_noise
-        is_localized = same_words_suffice and not self.region.is_default
-        if self.script.kind is EditKind.IDENTICAL and not (self.erases or is_localized):
-            return self.script.reason or "the prompt says the same as before"
-        return "the mask is empty" if self.region.is_empty else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,10 +34,10 @@ from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
 
 if TYPE_CHECKING:
+    from fisedit.edit_requests import EditRequest
     from fisedit.history import EditResult
     from fisedit.models.stopwatch import Span
     from fisedit.pipeline import EditPipeline
-    from fisedit.planner import EditRequest
     from fisedit.sparse.cost_model import Costs
     from fisedit.sparse.cost_table import CostTable
     from fisedit.values import BoolGrid, GenerationConfig, OnStep

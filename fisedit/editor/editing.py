@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fisedit.edit_requests import Repaint
 from fisedit.errors import AdapterError, InputError
 from fisedit.history import EditResult
 from fisedit.masking.localize import change_heatmap
@@ -21,7 +22,6 @@ from fisedit.masking.region import Region
 from fisedit.masking.region_arguments import joined, region_of
 from fisedit.models.device import default_torch_state
 from fisedit.models.stopwatch import Stopwatch
-from fisedit.planner import Repaint
 from fisedit.sparse.modules import project_text
 from fisedit.values import (
     CONTROL,

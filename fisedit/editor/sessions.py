@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from fisedit.edit_requests import Repaint
 from fisedit.errors import PageError, SessionError
 from fisedit.history import EditResult
 from fisedit.masking.region import Region
 from fisedit.models.device import default_torch_state
-from fisedit.planner import Repaint
 from fisedit.storage import provenance
 from fisedit.storage.canvas import (
     to_editable,

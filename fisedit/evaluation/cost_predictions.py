@@ -22,8 +22,9 @@ from fisedit.sparse.feature_codec import choose_encoding
 from fisedit.sparse.stepping import Graphs
 
 if TYPE_CHECKING:
+    from fisedit.edit_requests import EditRequest
     from fisedit.evaluation.settings import SpeedSettings
-    from fisedit.planner import EditPlan, EditRequest
+    from fisedit.planner import EditPlan
     from fisedit.sparse.cost_model import Costs
     from fisedit.values import BoolGrid, GenerationConfig, OnStep
 
