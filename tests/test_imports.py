@@ -26,6 +26,7 @@ ORDER = (
     "adapters            what changes a UNet's maps: inject, scale, eject",
     "sampling            schedulers, inversion, the denoising loops",
     "masking             two prompts to a mask",
+    "edit_requests       a picture to be made, checked as a whole",
     "planner             a request to a plan",
     "pipeline            a plan to a result",
     "diagnosis           what a machine takes: calibration, plans, profiles",
@@ -39,7 +40,7 @@ ORDER = (
 )
 """fisedit from the bottom to the top. A module imports from its own package and from the rows above its own here."""
 
-ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "planner", "pipeline"}
+ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "edit_requests", "planner", "pipeline"}
 """What the command line never imports: it uses the public face, files, and what measures."""
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy", "ray"}

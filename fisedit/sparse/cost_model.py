@@ -406,12 +406,12 @@ class Costs:
             return "the mask covers everything"
         sparse, dense = self.seconds(mask, dilation, start), self.seconds(None, (), start)
         if sparse is not None and dense is not None:
-            share = sparse / dense
-            return f"at {share:.0%} of a dense run's seconds, dense is as fast" if share > BREAK_EVEN_SECONDS else ""
-        groups = steps_alike(cells, [widest] * len(dilation), start)
-        work = sum(count * self._step(self._rows(cells.at(i), widest)) for i, count in groups)
-        share = work / (len(dilation) - start) / self._step(self.sizes)
-        return f"at {share:.0%} of a dense step, dense is as fast" if share > BREAK_EVEN_MACS else ""
+            share, limit, what = sparse / dense, BREAK_EVEN_SECONDS, "seconds"
+        else:
+            groups = steps_alike(cells, [widest] * len(dilation), start)
+            work = sum(count * self._step(self._rows(cells.at(i), widest)) for i, count in groups)
+            share, limit, what = work / (len(dilation) - start) / self._step(self.sizes), BREAK_EVEN_MACS, "arithmetic"
+        return f"the region alone takes {share:.0%} of the {what} of making it anew" if share > limit else ""
 
     def _rows(self, grid: BoolGrid, dilation: int) -> tuple[int, ...]:
         return count_active_rows(dilate(grid, dilation), self._num_levels)

@@ -68,7 +68,7 @@ def test_words_left_out_by_an_empty_mask_are_still_to_come(editor, source):
 
 FALLBACKS = {
     "global": ("a cat and a cake at night", {}, "global edit: "),
-    "large": (DOG, {"mask": grids(16, 16)["all_but_one"]}, "at 100% of a dense step, dense is as fast"),
+    "large": (DOG, {"mask": grids(16, 16)["all_but_one"]}, "the region alone takes 100% of the arithmetic"),
     "doubtful": (DOG, {}, "the words point nowhere in particular (confidence 0."),
 }
 
