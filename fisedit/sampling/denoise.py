@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,13 +17,12 @@ from fisedit.adapters.references import References
 from fisedit.adapters.textual_inversion import used
 from fisedit.errors import PageError
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, split_chunks
-from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
-from fisedit.models.text_embeddings import embeddings
+from fisedit.sampling.edit_plans import injected_keys, plans_of, row_plan
 from fisedit.sampling.inversion import invert_ddim
 from fisedit.sampling.latent_blend import LatentBlend
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
+from fisedit.sampling.prompt_encoding import PromptEncoder
 from fisedit.sampling.scheduler import Sampler, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
@@ -46,8 +44,7 @@ from fisedit.sparse.feature_tiers import FeatureTiers
 from fisedit.sparse.modules import LayerSite, Role, loras, project_text
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs, SparseEdit, SparseSteps
-from fisedit.sparse_kernels.dilation import dilate
-from fisedit.sparse_kernels.row_plan import SparsePlan, divide_text, hide_keys, make_row_plan
+from fisedit.sparse_kernels.row_plan import SparsePlan
 from fisedit.values import DENSE_STEP, GenerationConfig, level_grids
 
 if TYPE_CHECKING:
@@ -62,9 +59,6 @@ if TYPE_CHECKING:
 
 StepCallback = Callable[[int, int, Tensor], None]
 """Called before every step with (index, number of steps, estimate of the clean latents [1, 4, h, w])."""
-
-
-_MAX_PROMPTS = 64  # whose numbers of chunks are remembered
 
 
 class Engine:
@@ -96,7 +90,7 @@ class Engine:
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
-        self._num_chunks: dict[object, int] = {}  # of the prompts of recent configs
+        self._encoder = PromptEncoder(pipe, self.graphs)
         self.table: CostTable | None = None
 
     @property
@@ -133,7 +127,9 @@ class Engine:
             recorded: the source was made with the config's adapters, so that edits read all that they recorded.
         """
         executor = self.executor
-        layers = CostedLayers(executor.sites, self.pipe.vae, self.grids(config), self._text_length(config))
+        layers = CostedLayers(
+            executor.sites, self.pipe.vae, self.grids(config), self._encoder.length(config, guided=self.guided(config))
+        )
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
         steps, batch = config.num_timesteps, self.batch(config)
@@ -232,44 +228,8 @@ class Engine:
         return Sampler(*arguments) if steps is None else LinearSampler(steps, *arguments)
 
     def encode(self, config: GenerationConfig) -> Tensor:
-        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted.
-
-        T is 77 for every chunk of the longer prompt.
-        """
-        with self.graphs.cache.captured_encoder(self.pipe.text_encoder):
-            return torch.cat([self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config)], 1)
-
-    def _chunks(self, config: GenerationConfig) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
-        """The chunks of both prompts side by side, the negative one's None where it is not used."""
-        prompts = (config.prompt, config.negative_prompt if self.guided(config) else "")
-        chunks = (split_chunks(parse(prompt), self.pipe.tokenizer)[:MAX_CHUNKS] for prompt in prompts)
-        pairs = zip_longest(*chunks, fillvalue=parse(""))
-        return [(prompt, negative if self.guided(config) else None) for prompt, negative in pairs]
-
-    def _text_length(self, config: GenerationConfig) -> int:
-        """T, the tokens of a config's embeddings."""
-        tokenizer = self.pipe.tokenizer
-        key = config.prompt, config.negative_prompt, config.textual_inversions, self.guided(config)
-        with exclusive(tokenizer):
-            if key not in self._num_chunks:
-                if len(self._num_chunks) >= _MAX_PROMPTS:
-                    self._num_chunks.clear()
-                self._num_chunks[key] = len(self._chunks(config))
-            return self._num_chunks[key] * context_length(tokenizer)
-
-    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
-        """Embeddings [B, 77, D] of one chunk of the prompts."""
-        guided = negative_prompt is not None
-        positive, negative = self.pipe.encode_prompt(
-            prompt.text,
-            self.executor.device,
-            1,
-            guided,
-            negative_prompt.text if negative_prompt else None,
-            prompt_embeds=embeddings(prompt, self.pipe, clip_skip),
-            negative_prompt_embeds=embeddings(negative_prompt, self.pipe) if negative_prompt else None,
-        )
-        return torch.cat([negative, positive]) if guided else positive
+        """Text embeddings; see `PromptEncoder.encode`."""
+        return self._encoder.encode(config, guided=self.guided(config))
 
     @torch.inference_mode()
     def run_dense(
@@ -452,7 +412,7 @@ class Engine:
         """
         edit, count = edits[0], len(edits)
         conditions = self.references.clip_conditions([e.config for e in edits], pads, self.batch(edit.config))
-        plans, text = self._plans(edit), edit.text.repeat_interleave(count, 0)
+        plans, text = plans_of(self.executor, edit), edit.text.repeat_interleave(count, 0)
         text_keys: dict[str, Tensor] = {}
         blend = LatentBlend([e.cells for e in edits], source, edit.config, edit.start)
         sampler = self.sampler(edit.config, source, noises=blend.noises())
@@ -506,12 +466,12 @@ class Engine:
             first = text if edit.read_text is None else edit.read_text
             text, text_keys = torch.cat([first, *(own for _, own in edit.regional)], 1), {}
         return SparseEdit(
-            plans=self._plans(edit),
+            plans=plans_of(self.executor, edit),
             features=features,
             predictions=source.predictions,
             text=text,
             text_keys=text_keys,
-            injected_text_keys=self._injected_keys(source, edit),
+            injected_text_keys=injected_keys(self.executor, source, edit),
             injected_steps=edit.injection.steps if edit.injection else 0,
             guidance=self._guidance(edit.config),
             extra_layers=partial(self.conditioning, edit.config) if edit.config.like else None,
@@ -526,44 +486,9 @@ class Engine:
 
     def _sparse_work(self, edits: Sequence[LatentEdit], i: int) -> StepWork:
         """Of a sparse step; edits that share a batch have alike masks."""
-        plan = self._plans(edits[0])[i]
+        plan = plans_of(self.executor, edits[0])[i]
         rows, config = tuple(level.rows for level in plan.levels), edits[0].config
         return StepWork(rows, self.sizes(config), len(edits) * self.batch(config))
-
-    def _plans(self, edit: LatentEdit) -> dict[int, SparsePlan]:
-        """Of every sparse step from the first on; one object for steps that compute the same cells."""
-        cells, dilation, check = edit.cells, edit.dilation, edit.check
-        plans: dict[int, SparsePlan] = {}
-        known: dict[tuple[int, int, bool], SparsePlan] = {}
-        for i in (i for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP):
-            is_checked = check is not None and i == check.step
-            key = dilation[i], cells.stage(i), is_checked
-            if key not in known:
-                known[key] = self._plan(edit, cells.at(i), dilation[i], check.cells if check and is_checked else None)
-            plans[i] = known[key]
-        return plans
-
-    def _plan(self, edit: LatentEdit, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None) -> SparsePlan:
-        """Of one sparse step; arguments as in `row_plan`."""
-        plan = self.row_plan(grid, dilation, extra_cells)
-        if edit.erases:
-            plan = hide_keys(plan, grid)
-        if edit.regional:
-            grids, texts = zip(*edit.regional, strict=True)
-            plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *texts)])
-        return plan
-
-    def _injected_keys(self, source: Trajectory, edit: LatentEdit) -> dict[str, Tensor]:
-        """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""
-        if edit.injection is None:
-            return {}
-        project_text(self.executor.sites, edit.text, edit.text_keys)
-        old, new = (list(tokens) for tokens in zip(*edit.injection.tokens, strict=True))
-        injected = dict(edit.text_keys)
-        for name in (name for name in edit.text_keys if name.endswith(".to_k")):
-            injected[name] = edit.text_keys[name].clone()
-            injected[name][-1:, new] = source.text_keys[name][-1:, old]
-        return injected
 
     @torch.inference_mode()
     def sample(
@@ -614,15 +539,8 @@ class Engine:
         )[1]
 
     def row_plan(self, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None = None) -> SparsePlan:
-        """The plan that computes a dilated mask.
-
-        Args:
-            grid: booleans [h, w], the mask.
-            dilation: latent cells computed beyond it, 0 or more.
-            extra_cells: booleans [h, w], cells that are computed too, or None.
-        """
-        cells = dilate(grid, dilation) if extra_cells is None else dilate(grid, dilation) | extra_cells
-        return make_row_plan(cells, self.executor.num_levels, self.executor.device)
+        """The plan that computes a dilated mask; see `edit_plans.row_plan`."""
+        return row_plan(self.executor, grid, dilation, extra_cells)
 
     def _evaluate(
         self,

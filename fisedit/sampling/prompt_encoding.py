@@ -1,4 +1,4 @@
-"""Prompts as the UNet reads them, and what the text encoder cannot read of them.
+"""Prompts as the UNet reads them: weights, chunks of long prompts, both branches; and what cannot be read of them.
 
 Knows the engine and configs; no masks, no history.
 """
@@ -7,21 +7,87 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
 
 from fisedit.adapters import textual_inversion
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_chunks import MAX_CHUNKS, is_cut_off, split_chunks
-from fisedit.models.prompt_weighting import parse
+from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
+from fisedit.models.prompt_weighting import WeightedPrompt, parse
+from fisedit.models.text_embeddings import embeddings
 from fisedit.models.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
     from fisedit.sampling.denoise import Engine
+    from fisedit.sparse.stepping import Graphs
     from fisedit.values import GenerationConfig
+
+
+_MAX_PROMPTS = 64  # whose numbers of chunks are remembered
+
+
+class PromptEncoder:
+    """A pipeline's text encoder.
+
+    Args:
+        pipe: the model.
+        graphs: of the pipeline, which may hold the encoder's.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs) -> None:
+        self._pipe, self._graphs = pipe, graphs
+        self._lengths: dict[object, int] = {}  # chunks of the prompts of recent configs
+
+    def encode(self, config: GenerationConfig, *, guided: bool) -> Tensor:
+        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted.
+
+        T is 77 for every chunk of the longer prompt.
+
+        Args:
+            config: of the picture.
+            guided: whether both branches run.
+        """
+        with self._graphs.cache.captured_encoder(self._pipe.text_encoder):
+            return torch.cat(
+                [self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config, guided=guided)], 1
+            )
+
+    def _chunks(self, config: GenerationConfig, *, guided: bool) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
+        """The chunks of both prompts side by side, the negative one's None where it is not used."""
+        prompts = (config.prompt, config.negative_prompt if guided else "")
+        chunks = (split_chunks(parse(prompt), self._pipe.tokenizer)[:MAX_CHUNKS] for prompt in prompts)
+        pairs = zip_longest(*chunks, fillvalue=parse(""))
+        return [(prompt, negative if guided else None) for prompt, negative in pairs]
+
+    def length(self, config: GenerationConfig, *, guided: bool) -> int:
+        """T, the tokens of a config's embeddings; arguments as in `encode`."""
+        tokenizer = self._pipe.tokenizer
+        key = config.prompt, config.negative_prompt, config.textual_inversions, guided
+        with exclusive(tokenizer):
+            if key not in self._lengths:
+                if len(self._lengths) >= _MAX_PROMPTS:
+                    self._lengths.clear()
+                self._lengths[key] = len(self._chunks(config, guided=guided))
+            return self._lengths[key] * context_length(tokenizer)
+
+    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
+        """Embeddings [B, 77, D] of one chunk of the prompts."""
+        guided = negative_prompt is not None
+        positive, negative = self._pipe.encode_prompt(
+            prompt.text,
+            self._pipe.unet.device,
+            1,
+            guided,
+            negative_prompt.text if negative_prompt else None,
+            prompt_embeds=embeddings(prompt, self._pipe, clip_skip),
+            negative_prompt_embeds=embeddings(negative_prompt, self._pipe) if negative_prompt else None,
+        )
+        return torch.cat([negative, positive]) if guided else positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +129,7 @@ def encode_prompts(
     notes: list[str] = []
     with torch.inference_mode(), exclusive(pipe.text_encoder, pipe.tokenizer):
         textual_inversion.check_words(pipe, config, regional)
-        embeddings = engine.encode(config)
+        encoded = engine.encode(config)
         read = engine.encode(replace(config, prompt="")) if reads_nothing else None
         own = tuple(engine.encode(replace(config, prompt=prompt)) for prompt in regional)
         for name, prompt in prompts.items():
@@ -77,4 +143,4 @@ def encode_prompts(
         read_prompts = [] if reads_nothing else [config.prompt, *regional]
         if vocabulary:
             notes += filter(None, (vocabulary.note(parse(prompt).text, known) for prompt in read_prompts))
-    return EncodedPrompt(embeddings, notes=tuple(notes), regional=own, read=read)
+    return EncodedPrompt(encoded, notes=tuple(notes), regional=own, read=read)
