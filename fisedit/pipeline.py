@@ -249,7 +249,8 @@ class EditPipeline(EditRequests):
         reads_nothing = request.erases and request.script.kind is EditKind.IDENTICAL  # words would paint what they name
         regional = [prompt for _, prompt in request.regional]
         with request.stopwatch.stage("text"):
-            return encode_prompts(self.engine, request.config, regional, reads_nothing=reads_nothing)
+            engine = self.engine
+            return encode_prompts(engine.pipe, engine.encode, request.config, regional, reads_nothing=reads_nothing)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
         """Render planned pictures: one, or several edits of one result that share a batch.

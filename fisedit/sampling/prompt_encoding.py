@@ -1,6 +1,6 @@
 """Prompts as the UNet reads them: weights, chunks of long prompts, both branches; and what cannot be read of them.
 
-Knows the engine and configs; no masks, no history.
+Knows a pipeline and configs; no masks, no history.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from fisedit.models.text_embeddings import embeddings
 from fisedit.models.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
-    from fisedit.sampling.denoise import Engine
     from fisedit.sparse.stepping import Graphs
     from fisedit.values import GenerationConfig
 
@@ -110,12 +111,18 @@ class EncodedPrompt:
 
 
 def encode_prompts(
-    engine: Engine, config: GenerationConfig, regional: Sequence[str], *, reads_nothing: bool = False
+    pipe: StableDiffusionPipeline,
+    encode: Callable[[GenerationConfig], Tensor],
+    config: GenerationConfig,
+    regional: Sequence[str],
+    *,
+    reads_nothing: bool = False,
 ) -> EncodedPrompt:
     """Encode a config's prompt and those of regions; says so where the encoder cannot read all of them.
 
     Args:
-        engine: that encodes.
+        pipe: whose words are read.
+        encode: of its engine: a config's prompt to embeddings.
         config: of the picture.
         regional: prompts of regions.
         reads_nothing: the edit reads no words, though later edits are made from the prompt's.
@@ -123,15 +130,14 @@ def encode_prompts(
     Raises:
         SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
     """
-    pipe = engine.pipe
     prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for prompt in regional}
     prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
     notes: list[str] = []
     with torch.inference_mode(), exclusive(pipe.text_encoder, pipe.tokenizer):
         textual_inversion.check_words(pipe, config, regional)
-        encoded = engine.encode(config)
-        read = engine.encode(replace(config, prompt="")) if reads_nothing else None
-        own = tuple(engine.encode(replace(config, prompt=prompt)) for prompt in regional)
+        encoded = encode(config)
+        read = encode(replace(config, prompt="")) if reads_nothing else None
+        own = tuple(encode(replace(config, prompt=prompt)) for prompt in regional)
         for name, prompt in prompts.items():
             chunks = split_chunks(parse(prompt), pipe.tokenizer)
             if len(chunks) > MAX_CHUNKS:
