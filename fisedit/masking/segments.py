@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _ATTENTION_WEIGHT, _COLOUR_UNIT = 3.0, 50.0
 _SCALE, _MIN_SHARE = 20, 6 / 128**2
+_SIDE, _UNITS = 128, 256
+"""Pixels of a side that a picture is made smaller to, or up to twice as many; and units that it is large, so that those
+of all sizes are segmented alike."""
 _LEAST, _MOST = 0.015, 0.5
 """Shares of the picture that the thing under the first point has, at least and at most."""
 _BORDER_PENALTY, _FLOOR = 16.0, 0.02
@@ -118,23 +121,27 @@ def segment_tree(pixels: NDArray[np.uint8], affinity: NDArray[np.float32], grid:
         Its tree; one segment where the picture has but one colour.
     """
     from skimage.color import rgb2lab
+    from skimage.measure import block_reduce
     from skimage.segmentation import felzenszwalb
 
-    height, width = pixels.shape[:2]
-    segments = felzenszwalb(pixels, scale=_SCALE, sigma=0.5, min_size=max(1, round(_MIN_SHARE * height * width)))
-    colours, count = rgb2lab(pixels) / _COLOUR_UNIT, int(segments.max()) + 1
+    times = max(1, max(pixels.shape[:2]) // _SIDE)
+    small = block_reduce(pixels, (times, times, 1), np.mean).astype(np.uint8) if times > 1 else pixels
+    height, width = small.shape[:2]
+    segments = felzenszwalb(small, scale=_SCALE, sigma=0.5, min_size=max(1, round(_MIN_SHARE * height * width)))
+    colours, count = rgb2lab(small) / _COLOUR_UNIT, int(segments.max()) + 1
     sizes = np.bincount(segments.ravel(), minlength=count).astype(float)
     cells = (np.arange(height) * grid[0] // height)[:, None] * grid[1] + np.arange(width) * grid[1] // width
     shares = np.zeros((count, grid[0] * grid[1]))
     np.add.at(shares, (segments.ravel(), cells.ravel()), 1.0)
     means = np.stack([np.bincount(segments.ravel(), colour.ravel(), count) for colour in colours.transpose(2, 0, 1)], 1)
     joined = _Joining(
-        sizes * np.prod(grid) / segments.size,
+        sizes * _UNITS / segments.size,
         shares / sizes[:, None] @ affinity,
         means / sizes[:, None],
         _boundaries(segments, colours),
     )
-    return _tree(segments, joined)
+    whole = segments.repeat(times, 0).repeat(times, 1)[: pixels.shape[0], : pixels.shape[1]]
+    return _tree(whole, joined)
 
 
 Boundaries = dict[int, dict[int, tuple[float, int]]]
@@ -162,7 +169,7 @@ class _Joining:
     """Joins the two neighbours that are most alike until one node is left.
 
     Args:
-        sizes: of the segments in cells [S].
+        sizes: of the segments in units [S].
         profiles: their attention to cells [S, n].
         colours: their means [S, 3].
         boundaries: between them.
