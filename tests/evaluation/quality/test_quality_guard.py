@@ -23,7 +23,8 @@ from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.models.loader import load
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.values import ActiveCells, EditMask, MaskSource
-from tests.support.quality import SQUARE, needs_font
+from tests.support.grids import grids
+from tests.support.quality import needs_font
 
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
@@ -50,7 +51,9 @@ def cases() -> list[EditCase]:
 def backgrounds() -> list[EditCase]:
     """Changes of the background, which concern the whole picture."""
     pipe = load("demo", device="cpu", dtype="fp32", local_files_only=True)
-    edits = sample_edits(14, 128, single_token_words(pipe.tokenizer), ("background",), SEED)
+    edits = sample_edits(
+        14, 8 * pipe.unet.config.sample_size, single_token_words(pipe.tokenizer), ("background",), SEED
+    )
     return [make_case(pipe, edit, num_inference_steps=STEPS, guidance_scale=4.0) for edit in edits]
 
 
@@ -118,5 +121,6 @@ def test_masks_that_are_too_small_are_noticed_and_others_are_not(cases):
 
 
 def test_changes_of_the_whole_picture_are_noticed(backgrounds):
-    found = [drifts(case, SQUARE) for case in backgrounds]
+    squares = (grids(*case.engine.grids(case.config)[0])["square"] for case in backgrounds)
+    found = [drifts(case, square) for case, square in zip(backgrounds, squares, strict=True)]
     assert np.mean([drift is not None and drift.is_global for drift in found]) >= 0.6

@@ -99,7 +99,8 @@ def test_looks_that_cannot_be_painted_are_not_asked_for(demo_words):
 
 @needs_font
 def test_an_adapter_that_adds_nothing_brings_nothing_nearer(judge_file, tmp_path):
-    save_adapter(fresh_adapter(load("demo", device="cpu", dtype="fp32").unet, "v5"), tmp_path / "adapter")
+    unet = load("demo", device="cpu", dtype="fp32").unet
+    save_adapter(fresh_adapter(unet, "v5"), tmp_path / "adapter")
     steps = []
     settings = ReferenceQualitySettings(
         adapter=str(tmp_path / "adapter"), edits=2, num_inference_steps=2, classifier=judge_file, html=tmp_path
@@ -108,7 +109,10 @@ def test_an_adapter_that_adds_nothing_brings_nothing_nearer(judge_file, tmp_path
     assert steps == [(0, 2), (1, 2)] and json.loads(json.dumps(told)) == {**told, "notes": list(told["notes"])}
     assert all(edit["with"] == edit["without"] and edit["with"]["exact"] for edit in told["edits"])
     assert all(row["closer"] == f"0 of {row['edits']}" and row["exact outside"] == "100%" for row in told["summary"])
-    assert Image.open(tmp_path / "references.png").size == (5 * SIDE, 2 * SIDE)
+    assert Image.open(tmp_path / "references.png").size == (
+        5 * 8 * unet.config.sample_size,
+        2 * 8 * unet.config.sample_size,
+    )
 
 
 def test_a_model_without_a_judge_is_refused(monkeypatch):
