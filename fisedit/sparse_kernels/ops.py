@@ -1,8 +1,8 @@
 """The interface of the kernels: shape checks, and the only switch between backends.
 
 FISEDIT_KERNELS, or `use`, chooses the backend. "reference" is the specification; all others are optimisations of it.
-"fast", the default, is torch's kernels on every device; a kernel of Triton's replaces one of them only on a GPU for
-which `tuning.TRITON_ROWS` holds a measurement. "triton" and "xformers" (torch's kernels with attention by xFormers) run
+"fast", the default, is torch's kernels on every device; on CUDA a kernel of Triton's replaces one of them where
+`tuning.TRITON_ROWS` says that it is faster. "triton" and "xformers" (torch's kernels with attention by xFormers) run
 where they are chosen by name, and raise where they cannot. Knows no model; kernels see rows and index tables.
 """
 
@@ -46,8 +46,8 @@ def _kernels(kernel: str, rows: Rows) -> ModuleType:
     """The backend module that computes a kernel for rows [B, R, C] or a map."""
     rows = rows if isinstance(rows, Tensor) else rows[0]
     name = _backend.get()
-    if name == "fast" and tuning.prefers_triton(kernel, rows[..., 0].numel(), rows.device) and _has_triton():
-        name = TRITON
+    if name == "fast" and tuning.prefers_triton(kernel, rows[..., 0].numel(), rows.shape[-1], rows.device):
+        name = TRITON if _has_triton() else name
     return _module(name)
 
 
@@ -78,7 +78,7 @@ def _module(name: str) -> ModuleType:
 
 @cache
 def _has_triton() -> bool:
-    return find_spec(TRITON) is not None
+    return find_spec(TRITON) is not None and torch.cuda.is_available()
 
 
 def _triton() -> ModuleType:

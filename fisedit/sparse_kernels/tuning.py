@@ -19,13 +19,22 @@ CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
 """(Output rows up to, waste up to which one dense conv over a crop is faster than gather-then-linear), measured in bf16
 on two Zen 5 cores."""
 
-TRITON_ROWS: dict[str, dict[str, int]] = {"NVIDIA H200": {"group_norm_affine": 4096, "attention": 1024}}
-"""Name of a GPU as torch gives it -> kernel -> rows of all items together up to which Triton was measured to be faster
-than torch. A kernel is named as in `ops`, "linear" for one without a norm.
+ANY = 1 << 62
 
-On another GPU torch's kernels run, and Triton's are reached only by FISEDIT_KERNELS or `ops.use`. On an H200 that had
-other work, Triton took .21 to .37 of torch's time for "group_norm_affine" at all rows up to 4096, and .36 to .78 for
-"attention" up to 1024, but 1.8 to 2.4 from 2048 on; see benchmarks/LOG.md."""
+TRITON_ROWS: dict[str, tuple[tuple[int, int], ...]] = {
+    "group_norm_affine": ((ANY, ANY),),
+    "norm_conv3x3": ((ANY, ANY),),
+    "attention": ((320, 512), (ANY, 1024)),
+    "norm_geglu": ((320, ANY),),
+    "cross_attention": ((320, 4096),),
+    "linear": ((ANY, 512),),
+    "time_projections": ((ANY, ANY),),
+}
+"""Kernel -> (channels up to, rows of all items together up to which Triton is faster than torch), fewest channels first.
+A kernel is named as in `ops`, "linear" for one without a norm. Channels are those of the rows that it reads.
+
+Measured on an H100 by `fisedit.evaluation.triton_speed`, whose figures are in benchmarks/LOG.md; an H200's were alike. A
+kernel that is not named runs by torch's."""
 
 
 SMALL_MAP = 1 << 17
@@ -45,20 +54,21 @@ def prefers_dense_norm(rows: Tensor, size: int) -> bool:
     return not rows.is_cuda and len(rows) * size * rows.shape[2] <= SMALL_MAP
 
 
-def prefers_triton(kernel: str, rows: int, device: torch.device) -> bool:
-    """Whether Triton's form of a kernel was measured to be the faster one.
+def prefers_triton(kernel: str, rows: int, channels: int, device: torch.device) -> bool:
+    """Whether Triton's form of a kernel is the faster one.
 
     Args:
         kernel: name in `TRITON_ROWS`.
         rows: rows of all items together, B * R.
+        channels: of each row.
         device: where they are.
 
     Returns:
-        False for every device without a measurement, and for all that are no GPU of CUDA.
+        False off CUDA, and on GPUs of AMD, on which nothing was measured.
     """
-    if not TRITON_ROWS or device.type != "cuda":
+    if device.type != "cuda" or torch.version.hip:
         return False
-    return rows <= TRITON_ROWS.get(torch.cuda.get_device_name(device), {}).get(kernel, 0)
+    return rows <= next((most for widest, most in TRITON_ROWS.get(kernel, ()) if channels <= widest), -1)
 
 
 @cache

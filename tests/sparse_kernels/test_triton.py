@@ -487,24 +487,27 @@ def test_without_the_package_triton_is_refused(monkeypatch):
 TRITON = {"attention", "backend", "conv", "epilogue", "feedforward", "linear", "norm", "scatter"}
 
 
-def test_only_a_measurement_of_this_gpu_chooses_triton(monkeypatch):
-    gpu, name = torch.device("cuda", 0), "a GPU that nobody measured"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert not tuning.prefers_triton("norm_conv3x3", 1, gpu)
-    monkeypatch.setitem(tuning.TRITON_ROWS, "another GPU", {"norm_conv3x3": 512})
-    assert not tuning.prefers_triton("norm_conv3x3", 1, gpu)
-    monkeypatch.setitem(tuning.TRITON_ROWS, name, {"norm_conv3x3": 512})
-    assert tuning.prefers_triton("norm_conv3x3", 512, gpu)
-    assert not tuning.prefers_triton("norm_conv3x3", 513, gpu)
-    assert not tuning.prefers_triton("attention", 1, gpu)
-    assert not tuning.prefers_triton("norm_conv3x3", 1, torch.device("cpu"))
+def test_triton_is_chosen_where_it_was_measured_to_be_faster(monkeypatch):
+    monkeypatch.setattr(tuning, "TRITON_ROWS", {"norm_conv3x3": ((320, 512), (640, 64))})
+
+    gpu = torch.device("cuda", 0)
+    for rows, channels, expected in [
+        (512, 320, True),
+        (513, 320, False),
+        (64, 640, True),
+        (65, 321, False),
+        (1, 641, False),
+    ]:
+        assert tuning.prefers_triton("norm_conv3x3", rows, channels, gpu) is expected
+    assert not tuning.prefers_triton("attention", 1, 320, gpu)
+    assert not tuning.prefers_triton("norm_conv3x3", 1, 320, torch.device("cpu"))
 
 
-def test_the_default_runs_torchs_kernels_alone(monkeypatch):
+def test_the_default_on_a_cpu_runs_torchs_kernels_alone(monkeypatch):
     """Neither Triton nor xFormers is imported, though both could be."""
     monkeypatch.setattr(ops, "import_module", lambda name: pytest.fail(f"{name} was imported"))
-    rows, plan = torch.zeros(1, 64, 4, device=DEVICE), row_plan.make_row_plan(grids(8, 8)["everything"], 1, DEVICE)
-    ops.conv3x3(rows, plan.levels[0].same, torch.zeros(2, 4, 3, 3, device=DEVICE), None)
+    rows, plan = torch.zeros(1, 64, 4), row_plan.make_row_plan(grids(8, 8)["everything"], 1, torch.device("cpu"))
+    ops.conv3x3(rows, plan.levels[0].same, torch.zeros(2, 4, 3, 3), None)
     assert ops._backend.get() == "fast" and ops._kernels("attention", rows) is torch_backend
 
 
