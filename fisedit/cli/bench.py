@@ -63,7 +63,7 @@ def bench_edit(
     name = "cuda_speed" if (device or "").startswith("cuda") else "speed"  # graphs only on a GPU that was asked for
     with _measurement(output) as on_step:
         report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
-    _report(report, output, json, "dense_summary", "summary", *(["profile"] if profile else []))
+    _report(report, output, json, "dense_summary", "summary", "batch_summary", *(["profile"] if profile else []))
 
 
 @bench.command("workload")
@@ -394,7 +394,7 @@ def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: st
         console.show_json(report)
         return
     for name in tables:
-        if report[name]:
+        if report.get(name):
             console.show_rows(report[name])
     for note in report.get("notes", ()):
         typer.echo(f"note: {note}")

@@ -10,6 +10,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ def main() -> None:
     workload = load_workload(settings)
     variant = DenseVariant(str(workload.dtype).replace("torch.float16", "fp16"), channels_last=True, compiled=False)
     with torch.inference_mode():
-        benchmark = GraphBenchmark(workload, DensePipelines(workload.pipe, workload.config, compiled=False), variant, 2)
+        benchmark = GraphBenchmark(workload, DensePipelines(workload.pipe, workload.config, compiled=False), variant, 3)
         for area in chosen.areas:
             for edits in chosen.edits:
                 for backend in chosen.backends:
@@ -68,12 +69,11 @@ def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str)
     )
     latents = torch.cat([benchmark.source.latents[middle]] * benchmark.engine.batch(benchmark.config))
     step = partial(edit.step, middle, latents.repeat_interleave(edits, 0), benchmark.times[middle])
-    seconds, kernels = benchmark.median_seconds(step), kernel_times(step)
+    seconds, kernels = median(benchmark.turns({"step": step})["step"]), kernel_times(step)
     count, total = sum(len(times) for times in kernels.values()), sum(map(sum, kernels.values()))
     rows = "/".join(str(rows) for rows in plans[0].rows)
-    print(
-        f"== {backend}, {edits} edits of {area:.0%} (rows {rows}): {seconds * 1e3:.3f} ms a step, {count} kernels of {total:.3f} ms"
-    )
+    title = f"{backend}, {edits} edits of {area:.0%} (rows {rows})"
+    print(f"== {title}: {seconds * 1e3:.3f} ms a step, {count} kernels of {total:.3f} ms")
     by_time = sorted(kernels.items(), key=lambda item: -sum(item[1]))
     for name, times in by_time[:SHOWN]:
         print(f"  {sum(times):8.3f} ms  {len(times):4} x  longest {max(times):.4f}  {name[:NAME_WIDTH]}")

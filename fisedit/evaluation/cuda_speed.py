@@ -1,14 +1,14 @@
 """`fisedit bench edit --device cuda`: edits by captured graphs beside the fastest dense run of one GPU.
 
-That run is searched for (`dense_search`); plain diffusers (float32, contiguous, eager) is timed beside it. Times are
-medians by device events. Masks are given, weights are those of SD 1.5's shapes, and the source is recorded. Steps are
-timed alone, with every set of kernels, and compared with the engine's own by the reference kernels in the same
-precision; whole edits are `Editor.edit`, from prompt to picture.
+That run is searched for (`dense_search`); plain diffusers (float32, contiguous, eager) is timed beside it. All take
+turns, timed by device events; ratios are of the same turn. Masks are given, weights are those of SD 1.5's shapes, and
+the source is recorded. Steps are timed alone, with every set of kernels, and compared with the engine's own by the
+reference kernels in the same precision; whole edits are `Editor.edit`, from prompt to picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -22,12 +22,12 @@ from torch import Tensor
 from fisedit.editor import Editor
 from fisedit.evaluation.dense_pipelines import DensePipelines
 from fisedit.evaluation.dense_search import DEFAULT_VARIANT
+from fisedit.evaluation.timing import interval, interval_text, ratio
 from fisedit.evaluation.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas, square_mask
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
 from fisedit.values import LATENT_FACTOR, OnStep
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 BACKENDS = ("fast", "triton")
-"""Torch's kernels, and Triton's, each in a graph."""
+"""The default, whose kernels are torch's or Triton's by measurement, and Triton's alone; each in a graph."""
 
 EDIT_STEPS = (20, 50)
 """Steps of whole edits."""
@@ -52,7 +52,7 @@ BATCHES = (1, 4, 16)
 BATCH_AREA = 0.05
 
 STEP_REPEATS = 10
-"""How many times more often a single step is timed than a whole edit."""
+"""Calls of a step, or of a decode, in one turn."""
 
 PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.0e12)}
 """GPU -> (16-bit operations a second, bytes a second), from NVIDIA's data sheets of the SXM boards."""
@@ -73,33 +73,36 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         ModelError: the model cannot be loaded.
     """
     workload, masks = load_workload(settings), masks_of_areas(settings.areas, settings.size)
-    total = len(masks) + len(BATCHES) + 1
+    total = len(masks) + 2
 
     def report_progress(i: int) -> None:
         if on_step is not None:
             on_step(i, total, None)
 
+    rows: list[Row] = []
     with torch.inference_mode():
         report_progress(0)
         pipelines = DensePipelines(workload.pipe, workload.config, compiled=settings.compiled)
         search = pipelines.search()
-        benchmark = GraphBenchmark(workload, pipelines, search.best, settings.repeats)
-        dense = benchmark.measure_dense(plain=settings.baseline)
-        rows, batches = [], []
-        for i, (name, area, grid) in enumerate(masks, 1):
-            report_progress(i)
-            rows.append({"mask": name, "asked_area": area, **benchmark.measure_mask(grid, dense)})
-        for i, num_edits in enumerate(BATCHES, len(masks) + 1):
-            report_progress(i)
-            batches.append(benchmark.measure_batch(num_edits))
+        notes = [f"fastest dense run: {search.best.name}", *pipelines.notes]
+        benchmark = GraphBenchmark(workload, pipelines, search.best, settings.repeats, plain=settings.baseline)
+        report_progress(1)
+        batches = benchmark.measure_batches()
+        try:
+            for i, (name, area, grid) in enumerate(masks, 2):
+                report_progress(i)
+                rows.append({"mask": name, "asked_area": area, **benchmark.measure_mask(grid)})
+        except KeyboardInterrupt:
+            notes.append(f"stopped after {len(rows)} of {len(masks)} masks")
     return {
         "settings": _settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
         "search": search.as_dict(),
-        "dense": dense,
+        "dense": {"step_roofline_seconds": benchmark.roofline(benchmark.costs.dense_step())},
         "rows": rows,
         "batches": batches,
         "summary": [_summary_row(row) for row in rows],
-        "notes": [f"fastest dense run: {search.best.name}", *pipelines.notes],
+        "batch_summary": [_batch_row(row) for row in batches],
+        "notes": notes,
     }
 
 
@@ -110,12 +113,15 @@ class GraphBenchmark:
         workload: the model and its source.
         dense: pipelines of the dense runs.
         best: the fastest of them.
-        repeats: timed calls of a whole edit; of a step `STEP_REPEATS` times as many.
+        repeats: turns.
+        plain: whether plain diffusers is timed too.
     """
 
-    def __init__(self, workload: Workload, dense: DensePipelines, best: DenseVariant, repeats: int) -> None:
+    def __init__(
+        self, workload: Workload, dense: DensePipelines, best: DenseVariant, repeats: int, *, plain: bool = True
+    ) -> None:
         pipe, config = workload.pipe, workload.config
-        self.dense, self.best = dense, best
+        self.dense, self.best, self.plain = dense, best, plain
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
         self.costs = self.engine.costs(config)
@@ -125,133 +131,105 @@ class GraphBenchmark:
         self.times = self.engine.sampler(config).timesteps
         self.editors: dict[tuple[str, int], Editor] = {}
 
-    def measure_dense(self, *, plain: bool = True) -> Row:
-        """The fastest dense run and, if asked, plain diffusers: a step, a decode and whole pictures."""
-        row = self._measure_dense("dense", self.best)
-        row["step_roofline_seconds"] = self._roofline(self.costs.dense_step())
-        return row | (self._measure_dense("plain", DEFAULT_VARIANT) if plain else {})
+    def dense_calls(self) -> dict[str, Callable[[], object]]:
+        """A step, a decode and whole pictures of the fastest dense run; a step and a decode of plain diffusers."""
+        calls: dict[str, Callable[[], object]] = {
+            f"dense_whole_{steps}": partial(self.dense.run, self.best, steps) for steps in EDIT_STEPS
+        }
+        for name, variant in {"dense": self.best, **({"plain": DEFAULT_VARIANT} if self.plain else {})}.items():
+            calls[f"{name}_step"], calls[f"{name}_decode"] = self.dense.step(variant), self.dense.decode(variant)
+        return calls
 
-    def _measure_dense(self, name: str, variant: DenseVariant) -> Row:
-        step = self.dense.step(variant)
-        row: Row = {f"{name}_step_seconds": self.median_seconds(step), f"{name}_kernels": self.count_kernels(step)}
-        row[f"{name}_decode_seconds"] = self.median_seconds(self.dense.decode(variant))
-        for steps in EDIT_STEPS:
-            run = partial(self.dense.run, variant, steps)
-            row[f"{name}_whole_{steps}_seconds"] = self.median_seconds(run, whole=True)
-        return row
-
-    def measure_mask(self, grid: BoolGrid, dense: Row) -> Row:
-        """A step over one mask by every backend, and whole edits by the faster one.
+    def measure_mask(self, grid: BoolGrid) -> Row:
+        """A step over one mask by every backend, and whole edits by the faster one, in turns with the dense runs.
 
         Args:
             grid: booleans [h, w].
-            dense: the row of `measure_dense`.
         """
         plan = self.engine.row_plan(grid, STEP_DILATION)
         row: Row = {"area": float(grid.mean()), "active_rows": plan.rows, "growth": STEP_DILATION}
-        row["step_roofline_seconds"] = self._roofline(self.costs.sparse_step(grid, STEP_DILATION))
+        row["step_roofline_seconds"] = self.roofline(self.costs.sparse_step(grid, STEP_DILATION))
+        steps = {f"{backend}_step": self._step(plan, backend, row) for backend in BACKENDS}
+        best = min(BACKENDS, key=lambda name: median(self.turns({name: steps[f"{name}_step"]})[name]))
+        row |= {"backend": best, "kernels": self.count_kernels(steps[f"{best}_step"])}
+        edits = {f"whole_{n}": partial(self._edit, self._editor(best, n), grid) for n in EDIT_STEPS}
+        with ops.use(best):
+            samples = self.turns(self.dense_calls() | steps | edits)
+            for name, edit in edits.items():
+                stats = edit().stats
+                row |= {f"{name}_stations": stats.seconds, f"{name}_captured": stats.unet_evaluations_captured}
+                row[f"{name}_fallback"] = stats.fallback or stats.uncaptured
+        samples["step"] = samples[f"{best}_step"]
+        return row | _intervals(samples)
+
+    def _step(self, plan: SparsePlan, backend: str, row: Row) -> Callable[[], Tensor]:
+        """One captured step. Its error, relative to the engine's own by the reference kernels, goes into the row."""
+        features = {self.middle: self.source.features[self.middle]}
         latents, time = self._guidance_batch(self.source.latents[self.middle]), self.times[self.middle]
         with ops.use("reference"):
-            features = self.source.features[self.middle]
-            expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, FeatureOverlay(features, plan))
-        for backend in BACKENDS:
-            with ops.use(backend):
-                measured = self._step(plan, latents, expected)
-            row |= {f"{backend}_{name}": value for name, value in measured.items()}
-        row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
-        with ops.use(best):
-            for quantised_dtype in QUANTISED_DTYPES:
-                measured = self._step(plan, latents, expected, quantised=quantised_dtype)
-                row |= {f"{quantised_dtype}_{name}": value for name, value in measured.items()}
-        for steps in EDIT_STEPS:
-            row |= self.measure_edit(grid, steps, best)
-        for name in ("dense", "plain"):
-            if f"{name}_step_seconds" in dense:
-                row[f"step_ratio_to_{name}"] = dense[f"{name}_step_seconds"] / row[f"{best}_step_seconds"]
-                for whole in (f"whole_{steps}" for steps in EDIT_STEPS):
-                    row[f"{whole}_ratio_to_{name}"] = dense[f"{name}_{whole}_seconds"] / row[f"{whole}_seconds"]
-        return row
-
-    def _step(self, plan: SparsePlan, latents: Tensor, expected: Tensor, *, quantised: str = "") -> Row:
-        """One step, its keys and values perhaps in a byte a number; the error is relative to the engine's own."""
-        features, executor = {self.middle: self.source.features[self.middle]}, self.engine.executor
-        edit = GraphExecutor(executor, quantised=quantised).begin([plan], features, self.text)
-        step = partial(edit.step, self.middle, latents, self.times[self.middle])
-        actual = step()[:, : plan.rows[0]].float()
-        return {
-            "error": float((actual - expected).norm() / expected.float().norm()),
-            "step_seconds": self.median_seconds(step),
-            "kernels": self.count_kernels(step),
-            "feature_bytes": edit.prefetcher.bytes,
-        }
-
-    def measure_edit(self, grid: BoolGrid, steps: int, backend: str) -> Row:
-        """Whole edits by `Editor.edit`.
-
-        Args:
-            grid: booleans [h, w].
-            steps: denoising steps.
-            backend: one of `BACKENDS`.
-        """
-        editor, name = self._editor(backend, steps), f"whole_{steps}"
+            overlay = FeatureOverlay(features[self.middle], plan)
+            expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, overlay)
         with ops.use(backend):
-            seconds = self.median_seconds(partial(self._edit, editor, grid), whole=True)
-            stats = self._edit(editor, grid).stats
-        return {
-            f"{name}_seconds": seconds,
-            f"{name}_stations": stats.seconds,
-            f"{name}_captured": stats.unet_evaluations_captured,
-            f"{name}_fallback": stats.fallback or stats.uncaptured,
-        }
+            edit = GraphExecutor(self.engine.executor).begin([plan], features, self.text)
+            actual = edit.step(self.middle, latents, time)[:, : plan.rows[0]].float()
+        row[f"{backend}_error"] = float((actual - expected).norm() / expected.float().norm())
+        row["feature_bytes"] = edit.prefetcher.bytes
+        return partial(edit.step, self.middle, latents, time)
 
-    def measure_batch(self, edits: int) -> Row:
-        """A step and whole runs of several edits of one source in one batch, each a square in another place.
-
-        Args:
-            edits: in the batch.
-        """
-        side = self.config.height // LATENT_FACTOR
-        grids = [np.roll(square_mask(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
-        plans = [self.engine.row_plan(grid, STEP_DILATION) for grid in grids]
-        text = self.text.repeat_interleave(edits, 0)
-        latents = self._guidance_batch(self.source.latents[self.middle]).repeat_interleave(edits, 0)
-        row: Row = {"edits": edits, "area": BATCH_AREA}
-        features = {self.middle: self.source.features[self.middle]}
-        for backend in BACKENDS:
-            with ops.use(backend):
+    def measure_batches(self) -> list[Row]:
+        """A step and whole runs of several edits of one source in one batch, each a square in another place."""
+        side, rows = self.config.height // LATENT_FACTOR, []
+        calls: dict[str, Callable[[], object]] = {}
+        latents = self._guidance_batch(self.source.latents[self.middle])
+        features, (backend, *_) = {self.middle: self.source.features[self.middle]}, BACKENDS
+        with ops.use(backend):
+            for count in BATCHES:
+                grids = [np.roll(square_mask(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(count)]
+                plans = [self.engine.row_plan(grid, STEP_DILATION) for grid in grids]
+                text, many = (x.repeat_interleave(count, 0) for x in (self.text, latents))
                 edit = GraphExecutor(self.engine.executor).begin(plans, features, text)
-                seconds = self.median_seconds(partial(edit.step, self.middle, latents, self.times[self.middle]))
-            row[f"{backend}_step_seconds"], row[f"{backend}_edit_steps_a_second"] = seconds, edits / seconds
-        row["backend"] = best = min(BACKENDS, key=lambda name: float(row[f"{name}_step_seconds"]))
-        for steps in EDIT_STEPS:
-            with ops.use(best):
-                seconds = self.median_seconds(partial(self._edit_many, self._editor(best, steps), grids), whole=True)
-            row[f"whole_{steps}_seconds"], row[f"whole_{steps}_edits_a_second"] = seconds, edits / seconds
-        return row
+                calls[f"{count}_step"] = partial(edit.step, self.middle, many, self.times[self.middle])
+                for steps in EDIT_STEPS:
+                    editor = self._editor(backend, steps)
+                    calls[f"{count}_whole_{steps}"] = partial(self._edit_many, editor, grids)
+            samples = self.turns(calls)
+        for count in BATCHES:
+            row: Row = {"edits": count, "area": BATCH_AREA, "backend": backend}
+            for stage in ("step", *(f"whole_{steps}" for steps in EDIT_STEPS)):
+                of, one = samples[f"{count}_{stage}"], samples[f"{BATCHES[0]}_{stage}"]
+                row[f"{stage}_seconds"] = interval(of).as_dict()
+                row[f"{stage}_rate_ratio"] = interval([count * a / b for a, b in zip(one, of, strict=True)]).as_dict()
+            rows.append(row)
+        return rows
 
-    def median_seconds(self, call: Callable[[], object], *, whole: bool = False) -> float:
-        """Median seconds of a call after warm-up.
+    def turns(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+        """Seconds of every call in every turn, after two warm-ups; steps and decodes are repeated within a turn.
 
         Args:
-            call: what is timed.
-            whole: whether it is a whole edit, which is repeated less often.
+            calls: by name.
         """
-        repeats = self.repeats if whole else STEP_REPEATS * self.repeats
-        for _ in range(2 if whole else 3):
-            call()
-        return median(self._seconds(call) for _ in range(repeats))
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(-2, self.repeats):
+            for name, call in calls.items():
+                seconds = self._seconds(call, 1 if "whole" in name or turn < 0 else STEP_REPEATS)
+                if turn >= 0:
+                    samples[name].append(seconds)
+        return samples
 
-    def _seconds(self, call: Callable[[], object]) -> float:
+    def _seconds(self, call: Callable[[], object], repeats: int) -> float:
+        """Seconds of one of some calls in a row, by device events."""
         if self.device.type != "cuda":
             start = perf_counter()
-            call()
-            return perf_counter() - start
+            for _ in range(repeats):
+                call()
+            return (perf_counter() - start) / repeats
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        call()
+        for _ in range(repeats):
+            call()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
+        return float(begin.elapsed_time(end)) / 1000 / repeats
 
     def count_kernels(self, call: Callable[[], object]) -> int:
         """Kernels that a call launches; 0 on a CPU."""
@@ -297,7 +275,7 @@ class GraphBenchmark:
     def _guidance_batch(self, latents: Tensor) -> Tensor:
         return torch.cat([latents] * self.engine.batch(self.config))
 
-    def _roofline(self, macs: int) -> float | None:
+    def roofline(self, macs: int) -> float | None:
         """Lower bound in seconds: arithmetic at the peak rate, or one read of the weights."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         for chip, (operations, bandwidth) in PEAKS.items():
@@ -307,19 +285,47 @@ class GraphBenchmark:
         return None
 
 
+def _intervals(samples: dict[str, list[float]]) -> Row:
+    """Medians and ranges of seconds, and of the ratios over the dense runs of the same turns. Plain diffusers' whole
+    runs are their steps and their decode."""
+    stages = {"step": samples["step"], **{f"whole_{n}": samples[f"whole_{n}"] for n in EDIT_STEPS}}
+    if "plain_step" in samples:
+        both = list(zip(samples["plain_step"], samples["plain_decode"], strict=True))
+        samples = samples | {f"plain_whole_{n}": [n * step + decode for step, decode in both] for n in EDIT_STEPS}
+    row: Row = {f"{name}_seconds": interval(seconds).as_dict() for name, seconds in samples.items()}
+    for stage, seconds in stages.items():
+        for name in ("dense", "plain"):
+            if f"{name}_{stage}" in samples:
+                row[f"{stage}_ratio_to_{name}"] = ratio(samples[f"{name}_{stage}"], seconds).as_dict()
+    return row
+
+
 def _summary_row(row: Row) -> Row:
     """The row of the short table."""
-    best = row["backend"]
-    shown = {"mask": row["mask"], "area": f"{row['area']:.1%}", "kernels by": best}
-    shown["step"] = f"{row[f'{best}_step_seconds'] * 1000:.2f} ms"
+    shown = {"mask": row["mask"], "area": f"{row['area']:.1%}", "kernels by": row["backend"]}
+    shown["step"] = interval_text(_milliseconds(row["step_seconds"]), " ms")
     if row["step_roofline_seconds"]:
         shown["roofline"] = f"{row['step_roofline_seconds'] * 1000:.2f} ms"
-    shown["launched"] = str(row[f"{best}_kernels"])
-    for name in ("dense", "plain"):
+    shown["kernels"] = str(row["kernels"])
+    for name, title in {"dense": "over the fastest", "plain": "over plain"}.items():
         for stage in ("step", *(f"whole_{steps}" for steps in EDIT_STEPS)):
             if f"{stage}_ratio_to_{name}" in row:
-                shown[f"{stage} over {name}".replace("_", " ")] = f"{row[f'{stage}_ratio_to_{name}']:.1f}x"
-    return shown | {"error": f"{row[f'{best}_error']:.1e}"}
+                column = f"{stage.replace('whole_', 'whole, steps: ')}, {title}"
+                shown[column] = interval_text(row[f"{stage}_ratio_to_{name}"])
+    return shown | {"error": f"{row[row['backend'] + '_error']:.1e}"}
+
+
+def _batch_row(row: Row) -> Row:
+    """The row of the short table of batches."""
+    shown = {"edits": row["edits"], "step": interval_text(_milliseconds(row["step_seconds"]), " ms")}
+    for stage in ("step", *(f"whole_{steps}" for steps in EDIT_STEPS)):
+        title = f"{stage.replace('whole_', 'whole, steps: ')}, edits a second over one at a time"
+        shown[title] = interval_text(row[f"{stage}_rate_ratio"])
+    return shown
+
+
+def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: value * 1000 for name, value in seconds.items()}
 
 
 def _settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:

@@ -117,12 +117,12 @@ def plan_check(mask: EditMask, steps: int, start: int = 0, *, passed: bool = Fal
 
 def margin_of(grid: BoolGrid) -> int:
     """`MARGIN` of a grid [h, w]."""
-    return max(MARGIN, round(MARGIN * _sides(grid) ** 0.5))
+    return int(max(MARGIN, round(MARGIN * _sides(grid) ** 0.5)))
 
 
 def _sides(grid: BoolGrid) -> float:
     """A grid's shorter side, in sides of 16 cells."""
-    return min(grid.shape) / 16
+    return float(min(grid.shape)) / 16
 
 
 def check_step(steps: int) -> int:

@@ -30,11 +30,11 @@ TRITON_ROWS: dict[str, tuple[tuple[int, int], ...]] = {
     "linear": ((ANY, 512),),
     "time_projections": ((ANY, ANY),),
 }
-"""Kernel -> (channels up to, rows of all items together up to which Triton is faster than torch), fewest channels first.
-A kernel is named as in `ops`, "linear" for one without a norm. Channels are those of the rows that it reads.
+"""Kernel -> (channels up to, rows of all items together up to which Triton is faster than torch), fewest channels
+first. A kernel is named as in `ops`, "linear" for one without a norm. Channels are those of the rows that it reads.
 
-Measured on an H100 by `fisedit.evaluation.triton_speed`, whose figures are in benchmarks/LOG.md; an H200's were alike. A
-kernel that is not named runs by torch's."""
+Measured on an H100 by `fisedit.evaluation.triton_speed`, whose figures are in benchmarks/LOG.md; an H200's were alike.
+A kernel that is not named runs by torch's."""
 
 
 SMALL_MAP = 1 << 17

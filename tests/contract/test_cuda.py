@@ -53,7 +53,7 @@ def editor_of(pipelines):
 
 @pytest.fixture
 def noise_in_fp32(monkeypatch):
-    """Draws the first noise in fp32 for every dtype: torch before 2.13 draws other numbers in 16 bit for the same seed."""
+    """Draws the first noise in fp32 for every dtype: torch before 2.13 draws other numbers in 16 bit."""
 
     def draw(shape, generator=None, device=None, dtype=None):
         return randn_tensor(shape, generator=generator, device=device).to(dtype)
