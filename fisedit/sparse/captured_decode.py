@@ -8,6 +8,7 @@ run, and raises `ReplayMismatchError` where it differs. Knows autoencoders and b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
     from fisedit.sparse_kernels.row_plan import SparsePlan
 
-MAX_COARSE_GRAPHS, MAX_FINE_GRAPHS = 8, 32
-"""Graphs kept of the coarse levels, and of the fine ones."""
+MAX_GRAPHS = 40
+"""Graphs kept of all levels; as they share their memory, one more drops all of them."""
 
 
 class CapturedDecoder(SparseDecoder):
@@ -44,15 +45,13 @@ class CapturedDecoder(SparseDecoder):
         super().__init__(vae, shape)
         self.feature_packer, self.pool = FeaturePacker(tuple(self.sites.values())), shared_pool(self.device)
         self.packed = PackedWeights(vae.decoder, MergedWeights())
-        self.coarse_graphs, self.fine_graphs = (
-            LRUCache[_CoarseGraph](MAX_COARSE_GRAPHS),
-            LRUCache[_FineGraph](MAX_FINE_GRAPHS),
-        )
+        self.graphs = LRUCache[_CoarseGraph | _FineGraph]()
 
     def run_coarse(self, rows: Tensor, plan: SparsePlan, features: CachedFeatures) -> FeatureOverlay:
         """See `SparseDecoder.run_coarse`."""
         bucket = choose_bucket([plan])
-        graph = self.coarse_graphs.get(bucket, lambda: _CoarseGraph(self, bucket, rows))
+        graph = self._graph(bucket, lambda: _CoarseGraph(self, bucket, rows))
+        assert isinstance(graph, _CoarseGraph), bucket
         overlay = graph.replay(rows, plan, features)
         if not graph.verified:
             expected = super().run_coarse(rows, plan, features)
@@ -67,8 +66,16 @@ class CapturedDecoder(SparseDecoder):
 
     def run_fine(self, box: Box, outer: Box, level: int, x: Tensor, input_box: Box) -> Tensor:
         """See `SparseDecoder.run_fine`."""
-        graph = self.fine_graphs.get((level, outer.shape), lambda: _FineGraph(self, level, outer, x))
+        graph = self._graph((level, outer.shape), lambda: _FineGraph(self, level, outer, x))
+        assert isinstance(graph, _FineGraph), outer
         return graph.replay(box, outer, x, input_box)
+
+    def _graph(self, key: Hashable, make: Callable[[], _CoarseGraph | _FineGraph]) -> _CoarseGraph | _FineGraph:
+        """The graph of a bucket, or of a level and shape, captured now if there is none."""
+        if key not in self.graphs and len(self.graphs) >= MAX_GRAPHS:
+            self.graphs.clear()
+            self.pool = shared_pool(self.device)
+        return self.graphs.get(key, make)
 
 
 class _CoarseGraph:

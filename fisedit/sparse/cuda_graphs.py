@@ -28,7 +28,7 @@ from fisedit.sparse_kernels.row_plan import SparsePlan
 
 PREDICTION = "prediction"
 
-MAX_GRAPHS = 24
+MAX_GRAPHS = 16
 """Graphs kept with their buffers; an edit takes one for each of its two dilations, and one for its check."""
 
 

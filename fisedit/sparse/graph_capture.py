@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,6 @@ from fisedit.sparse_kernels import tuning
 
 T = TypeVar("T")
 Outputs = dict[str, Tensor]
-Pool = Any
-"""A memory pool of CUDA graphs; None for a private one. torch has no public type for it."""
-
 WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries allocate their workspaces."""
 
@@ -34,6 +32,9 @@ model's maps, in float32 or float64, may be as far as the maps."""
 
 QUANTISED_TOLERANCE = 0.3
 """The same where recorded keys and values are quantised."""
+
+STREAMS = ((0, 32), (-1, 32))
+"""(Priority, streams that torch has of it on a device)."""
 
 _capturing = Lock()
 """CUDA captures one graph at a time in a process; replays and everything else go on."""
@@ -61,18 +62,50 @@ class EagerGraph:
             self.outputs[name].copy_(result)
 
 
-class Graph:
-    """A CUDA graph of the function, in a private memory pool, or in one shared by graphs that are replayed in turn."""
+class GraphPool:
+    """Memory of CUDA graphs that are replayed in turn and freed together, and the stream that they are captured on.
 
-    def __init__(self, function: Callable[[], Outputs], pool: Pool = None) -> None:
+    No other graph is captured on that stream as long as they live. When a graph is freed, torch from 2.11 on frees what
+    cuBLAS works in on its stream, also where another graph still has its address (pytorch/pytorch, issue 193402).
+
+    Raises:
+        RuntimeError: all streams are taken.
+    """
+
+    def __init__(self) -> None:
+        self.memory = torch.cuda.graph_pool_handle()
+        with _capturing:
+            self.stream: torch.cuda.Stream = _unused_stream({pool.stream.cuda_stream for pool in _pools})
+            _pools.add(self)
+
+
+_pools: WeakSet[GraphPool] = WeakSet()
+
+
+def _unused_stream(taken: Container[int]) -> torch.cuda.Stream:
+    """A stream of the current device that is not taken; torch gives them out in turn."""
+    for priority, count in STREAMS:
+        for _ in range(count):
+            stream = torch.cuda.Stream(priority=priority)
+            if stream.cuda_stream not in taken:
+                return stream
+    raise RuntimeError(f"more than {sum(count for _, count in STREAMS)} graphs or pools of graphs")
+
+
+class Graph:
+    """A CUDA graph of the function, in a pool of its own or a given one."""
+
+    def __init__(self, function: Callable[[], Outputs], pool: GraphPool | None = None) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
                 function()
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        capturing = torch.cuda.graph(self._graph, pool, capture_error_mode="thread_local")  # other threads may go on
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool or GraphPool()
+        capturing = torch.cuda.graph(
+            self._graph, self._pool.memory, self._pool.stream, capture_error_mode="thread_local"
+        )  # other threads may go on
         with _capturing, capturing:
             self.outputs = function()
 
@@ -81,13 +114,13 @@ class Graph:
         self._graph.replay()
 
 
-def capture(function: Callable[[], Outputs], device: torch.device, pool: Pool = None) -> Captured:
+def capture(function: Callable[[], Outputs], device: torch.device, pool: GraphPool | None = None) -> Captured:
     """Capture a function that reads static buffers on a device. It runs a few times on the way.
 
     Args:
         function: reads buffers that stay where they are.
         device: of the buffers.
-        pool: of `shared_pool`; then whatever is captured in it too may overwrite the outputs.
+        pool: then whatever is captured in it too may overwrite the outputs; None for one of its own.
     """
     return Graph(function, pool) if device.type == "cuda" else EagerGraph(function)
 
@@ -136,9 +169,9 @@ def warn_eager(error: Exception) -> str:
     return reason
 
 
-def shared_pool(device: torch.device) -> Pool:
-    """Memory for graphs of which one is replayed at a time, and what it gave is copied before the next one is."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+def shared_pool(device: torch.device) -> GraphPool | None:
+    """A pool for graphs of which one is replayed at a time, and what it gave is copied before the next one is."""
+    return GraphPool() if device.type == "cuda" else None
 
 
 class LRUCache(Generic[T]):
@@ -165,6 +198,14 @@ class LRUCache(Generic[T]):
         self._kept[key] = value = make()
         self.misses += 1
         return value
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._kept.clear()
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._kept)
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a key's value is kept."""

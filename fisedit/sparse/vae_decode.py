@@ -368,8 +368,8 @@ def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     """Estimate sums and sums of squares of every group over each latent cell.
 
     From every `SAMPLE_STRIDE`th pixel of every `SAMPLE_STRIDE`th row: they only say how far a box moves exact sums.
-    Pooled in the map's own type, three times as fast in bf16: a cell's rounding is lost among thousands of cells. In fp16
-    squares of more than 255 would be infinite, so it is pooled in float32.
+    Pooled in the map's own type, three times as fast in bf16: a cell's rounding is lost among thousands of cells. In
+    fp16 squares of more than 255 would be infinite, so it is pooled in float32.
 
     Args:
         x: [1, C, H, W].

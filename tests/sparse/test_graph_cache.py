@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fisedit import Editor
+from fisedit.sparse import captured_decode
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.captured_decode import CapturedDecoder
@@ -44,7 +45,13 @@ def sd15_vae(pipelines):
 def graphs_of(captured):
     """How many graphs were made, of the coarse levels and of the fine ones."""
     (decoder,) = captured.decoders._kept.values()
-    return decoder.coarse_graphs.misses, decoder.fine_graphs.misses
+    return counts(decoder)
+
+
+def counts(decoder):
+    """How many graphs are kept, of the coarse levels and of the fine ones."""
+    kinds = [type(graph).__name__ for graph in decoder.graphs._kept.values()]
+    return kinds.count("_CoarseGraph"), kinds.count("_FineGraph")
 
 
 def check_coarse(got, expected):
@@ -81,7 +88,7 @@ def test_one_rectangle_with_all_halo_is_a_dense_decode(sd15_vae, monkeypatch, si
     decoded, kept = decoder.decode(latents, coarse_plan(sd15_vae, grid), grid, [Box(0, 0, *size)], record)
     got = paste(source, decoded, grid)
     difference = np.abs(np.asarray(got, int) - np.asarray(composite(source, dense, grid), int))
-    assert difference.max() <= 1 and (decoder.coarse_graphs.misses, decoder.fine_graphs.misses) == (1, 2)
+    assert difference.max() <= 1 and counts(decoder) == (1, 2)
     for norm, sums in fresh.sums.items():
         assert torch.allclose(kept.sums[norm], sums, rtol=1e-3, atol=1e-2)
         assert torch.allclose(kept.statistics[norm], fresh.statistics[norm], rtol=1e-3, atol=1)
@@ -161,16 +168,22 @@ def test_what_a_graph_gave_stays_when_it_is_replayed(captured, sd15_vae):
     assert all(torch.equal(home[name], t) for home, old in zip(homes, before, strict=True) for name, t in old.items())
 
 
-def test_rectangles_come_and_go(captured, sd15_vae):
-    """A few graphs are kept; the one that was used least goes."""
+def test_one_graph_too_many_drops_all_that_share_its_memory(captured, sd15_vae, monkeypatch):
     source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
     captured.decode(sd15_vae, latents, SQUARE, record, source)
     (decoder,) = captured.decoders._kept.values()
-    decoder.fine_graphs._limit = 2
-    for grid in (CORNER, SQUARE, BLOBS, SQUARE):
-        captured.decode(sd15_vae, latents, grid, record, source)
-    assert len(decoder.fine_graphs._kept) == 2 and decoder.fine_graphs.misses > 4
+    first, unlimited = list(decoder.graphs._kept.values()), GraphCache(lambda _: True)
+    expected = [unlimited.decode(sd15_vae, latents, grid, record, source)[0] for grid in (CORNER, SQUARE, BLOBS)]
+    monkeypatch.setattr(captured_decode, "MAX_GRAPHS", len(first))
+    for grid, picture in zip((CORNER, SQUARE, BLOBS), expected, strict=True):
+        assert same_pixels(captured.decode(sd15_vae, latents, grid, record, source)[0], picture)
+        assert len(decoder.graphs) <= len(first)
+    assert not any(graph is old for graph in decoder.graphs._kept.values() for old in first)
+
+
+def same_pixels(one, other):
+    return np.array_equal(np.asarray(one), np.asarray(other))
 
 
 @pytest.mark.parametrize("limits", [(0, 0, 24, 24), (4, 6, 18, 20)])

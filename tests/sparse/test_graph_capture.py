@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+from itertools import cycle
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from fisedit.sparse import graph_capture
 from fisedit.sparse.feature_cache import held_bytes
-from fisedit.sparse.graph_capture import LRUCache, capture, snapshot
+from fisedit.sparse.graph_capture import GraphPool, LRUCache, capture, snapshot
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -27,6 +32,26 @@ def test_the_stand_in_keeps_a_graphs_contract():
     assert captured.outputs["double"] is first
     assert first.tolist() == [10, 10, 10]
     assert len(runs) == 2
+
+
+@pytest.mark.usefixtures("_streams")
+def test_pools_that_live_have_streams_of_their_own(monkeypatch):
+    monkeypatch.setattr(graph_capture, "STREAMS", ((0, 2), (-1, 1)))
+    pools = [GraphPool() for _ in range(3)]
+    assert len({pool.stream.cuda_stream for pool in pools}) == 3
+    with pytest.raises(RuntimeError, match="more than 3"):
+        GraphPool()
+    freed = pools.pop(1).stream.cuda_stream
+    gc.collect()  # pytest's last error holds a frame
+    assert GraphPool().stream.cuda_stream == freed
+
+
+@pytest.fixture
+def _streams(monkeypatch):
+    """torch's streams without a GPU: so many of a priority, given out in turn."""
+    turns = {0: cycle([1, 2]), -1: cycle([3])}
+    monkeypatch.setattr(torch.cuda, "Stream", lambda priority: SimpleNamespace(cuda_stream=next(turns[priority])))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
 
 
 def test_what_is_made_once():

@@ -142,8 +142,9 @@ def pretended_cuda() -> Iterator[None]:
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
-        for name in ("Stream", "Event", "synchronize"):
+        for name in ("Event", "synchronize"):
             stack.enter_context(patch.object(torch.cuda, name, Mock()))
+        stack.enter_context(patch.object(torch.cuda, "Stream", lambda *_, **__: Mock()))
         stack.enter_context(patch.object(torch.cuda, "stream", lambda _: nullcontext()))
         stack.enter_context(patch.object(graph_capture, "Graph", lambda function, _: EagerGraph(function)))
         stack.enter_context(PretendedCuda())
