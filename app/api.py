@@ -23,10 +23,12 @@ from app.validation import (
     Conditions,
     RegionSettings,
     SourceSettings,
+    decode_picture,
     label,
 )
-from fisedit import Drive, EditResult
+from fisedit import Drive, EditResult, Region
 from fisedit.errors import InputError, SessionError
+from fisedit.integrations.mask_providers import MaskProvider, region_of_things
 from fisedit.integrations.region_json import parse_region, parse_regions
 from fisedit.storage import images
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from app.runs import RunProgress
     from app.session import Session
     from app.sessions import AppState
+    from fisedit.integrations.region_json import Detect
 
 MAX_MASK_CHARACTERS, MAX_REFERENCE_CHARACTERS = 1 << 20, 3 << 20
 """Characters of base64 of a mask, and of a reference picture."""
@@ -148,7 +151,9 @@ class Endpoints:
         settings = SourceSettings(
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
-        part = parse_region(region, _MaskLoader()) if region else None
+        detector = self._state.pool.detector
+        detect = None if detector is None else _detect(detector, lambda: decode_picture(picture or b""))
+        part = parse_region(region, _MaskLoader(), detect) if region else None
         given = picture or b"", prompt, settings, part
         yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))
 
@@ -202,10 +207,12 @@ class Endpoints:
             The progress of every step; at the end the result.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
+        get_region = _lazy_region(
+            words, instance, grow, mask, protect, repaint, region, regions, detector=self._state.pool.detector
+        )
         get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
-            request, lambda session: handlers.edit(self._state, session, prompt, get_region(), get_conditions())
+            request, lambda session: handlers.edit(self._state, session, prompt, get_region(session), get_conditions())
         )
 
     def preview(
@@ -256,10 +263,14 @@ class Endpoints:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
+        get_region = _lazy_region(
+            words, instance, grow, mask, protect, repaint, region, regions, detector=self._state.pool.detector
+        )
         get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         return _estimate_to_dict(
-            handlers.preview(self._state, self._session(request), prompt, get_region(), get_conditions())
+            handlers.preview(
+                self._state, (session := self._session(request)), prompt, get_region(session), get_conditions()
+            )
         )
 
     def erase(
@@ -282,8 +293,8 @@ class Endpoints:
         """
         if not region:
             raise InputError('region must say what goes, got none; send such as {"box": [0, 0, 64, 64]}')
-        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region)
-        yield from self._stream(request, lambda session: handlers.erase(self._state, session, get_region()))
+        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region, detector=self._state.pool.detector)
+        yield from self._stream(request, lambda session: handlers.erase(self._state, session, get_region(session)))
 
     def extend(
         self,
@@ -415,10 +426,12 @@ def _lazy_region(
     repaint: tuple[float, str, int],
     region: dict[str, Any],
     regions: Sequence[dict[str, Any]] = (),
-) -> Callable[[], RegionSettings]:
+    *,
+    detector: MaskProvider | None,
+) -> "Callable[[Session], RegionSettings]":
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
-    def get_region() -> RegionSettings:
+    def get_region(session: "Session") -> RegionSettings:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError("words must be a list of words of a prompt")
         add = _decode_image(mask, "mask")
@@ -428,11 +441,21 @@ def _lazy_region(
         noise = None if seed == -1 else seed
         settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
         load_mask = _MaskLoader()
-        whole = parse_region(region, load_mask) if region else None
-        several = parse_regions(regions, load_mask) if regions else ()
+        detect = None if detector is None else _detect(detector, lambda: session.current.image)
+        whole = parse_region(region, load_mask, detect) if region else None
+        several = parse_regions(regions, load_mask, detect) if regions else ()
         return replace(settings, region=whole, regions=tuple(several))
 
     return get_region
+
+
+def _detect(detector: MaskProvider, get_picture: Callable[[], Image.Image]) -> "Detect":
+    """What a detector finds in a picture, for `parse_region`."""
+
+    def detect(labels: Sequence[str], threshold: float, instance: str) -> Region:
+        return region_of_things(detector, get_picture(), labels=labels, threshold=threshold, instance=instance)
+
+    return detect
 
 
 def _lazy_conditions(

@@ -119,6 +119,9 @@ class PageComponents:
             self.instance = gr.Dropdown(
                 [ALL_PIECES], value=ALL_PIECES[1], label="Which of several", elem_id="piece", filterable=False
             )
+            if self.pool.detector is not None:
+                self.find = gr.Button("Find things", size="sm", interactive=False, elem_id="find")
+                self.things = gr.Dropdown([], multiselect=True, label="Only these things", elem_id="things")
             self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Wider or tighter", elem_id="grow")
             self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
             self.feather = gr.Slider(*validation.FEATHER, value=0, step=1, label="Soft edge", elem_id="feather")
@@ -234,7 +237,8 @@ class PageComponents:
     @property
     def region_inputs(self) -> list[Any]:
         """The region's controls."""
-        return [self.words, self.instance, self.grow, self.only, self.feather, self.strength, self.quality]
+        controls = [self.words, self.instance, self.grow, self.only, self.feather, self.strength, self.quality]
+        return [*controls, *([] if self.pool.detector is None else [self.things])]
 
     @property
     def condition_inputs(self) -> list[Any]:
@@ -283,6 +287,7 @@ class PageComponents:
             self.make,
             self.extend,
         ]
+        buttons += [] if self.pool.detector is None else [self.find]
         return [*shown, *buttons, self.stop, *self.region_inputs, self.descendants, self.open]
 
 

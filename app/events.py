@@ -290,10 +290,19 @@ class EventHandlers:
 
         return handle
 
+    def on_find(self, request: gr.Request) -> Updates:
+        """Ask the detector what is in the picture on the stage."""
+        session = self._session(request)
+        try:
+            return self.updates.things(handlers.find_things(self.state, session))
+        except FisEditError as error:
+            return {self.page.status: html.message(str(error), "error")}
+
     def on_reset(self, request: gr.Request) -> Updates:
         """The region's controls as they are at first."""
         region = self.updates.region(self._session(request))
-        return {self.page.words: [], self.page.instance: ALL_PIECES[1], **region}
+        things: Updates = {} if self.state.pool.detector is None else {self.page.things: []}
+        return {self.page.words: [], self.page.instance: ALL_PIECES[1], **things, **region}
 
     # History and files
 

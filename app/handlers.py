@@ -27,6 +27,7 @@ from app.validation import (
 from fisedit import Region
 from fisedit.adapters.control_pictures import canny
 from fisedit.errors import InputError, SessionError
+from fisedit.integrations.mask_providers import find
 from fisedit.masking.region_arguments import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
 from fisedit.values import CONTROL, DRIVE, REFERENCE, SchedulerName, num_timesteps
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from app.sessions import AppState, ModelChoice
     from fisedit import Editor, EditResult
     from fisedit.editor import Preview
+    from fisedit.integrations.mask_providers import Detection
     from fisedit.values import Box, OnStep
 
 T = TypeVar("T")
@@ -276,12 +278,26 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
     )
 
 
+def find_things(state: AppState, session: Session) -> tuple[Detection, ...]:
+    """What the app's detector finds in the current picture, from left to right; the session keeps it.
+
+    Raises:
+        MaskError: it failed. InputError: there is no detector.
+    """
+    if state.pool.detector is None:
+        raise InputError("there is no detector; start the app with --detector")
+    current = session.current
+    found = tuple(find(state.pool.detector, current.image))
+    session.detections = current.id, found
+    return found
+
+
 def edit_key(session: Session, text: str, region: RegionSettings, conditions: Conditions) -> object:
     """What an edit is asked for by; equal for equal edits of one picture."""
     painted = tuple(
         picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
     )
-    chosen = [getattr(region, each.name) for each in fields(region) if each.name not in ("add", "protect")]
+    chosen = [getattr(region, each.name) for each in fields(region) if each.name not in ("add", "protect", "found")]
     return session.current.id, text, chosen, painted, conditions
 
 

@@ -15,7 +15,7 @@ from app.validation import (
     RegionSettings,
     SourceSettings,
 )
-from fisedit import Drive
+from fisedit import Drive, Region
 from fisedit.errors import InputError
 from fisedit.values import Quality
 
@@ -78,11 +78,12 @@ def region(session: Session, prompt: str, conditions: Conditions, *values: Any) 
     Raises:
         InputError: strokes or a piece that the page does not send.
     """
-    strokes, words, instance, grow, only, feather, strength, quality = values
+    strokes, words, instance, grow, only, feather, strength, quality, *chosen = values
     marked = views.decode_strokes(strokes, session.current.size)
     if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
-    is_marked = marked.add is not None or bool(marked.inside)
+    things, found = _things(session, chosen[0] if chosen else ())
+    is_marked = marked.add is not None or bool(marked.inside) or found is not None
     anew = is_marked and conditions == NO_CONDITIONS and prompt.strip() == session.current.prompt
     return RegionSettings(
         words=tuple(str(word) for word in words or ()),
@@ -92,12 +93,29 @@ def region(session: Session, prompt: str, conditions: Conditions, *values: Any) 
         protect=marked.protect,
         inside=marked.inside,
         outside=marked.outside,
-        only=bool(only) and is_marked,
+        only=(bool(only) or found is not None) and is_marked,
         strength=1.0 if strength is None else strength,
         quality=quality or Quality.BALANCED,
         seed=_random_seed() if anew else None,
         feather=int(feather or 0),
+        things=things,
+        found=found,
     )
+
+
+def _things(session: Session, chosen: object) -> tuple[tuple[int, ...], Region | None]:
+    """Numbers of things that a detector found in the current picture, and where these are.
+
+    Raises:
+        InputError: the page does not send such ones.
+    """
+    numbers = tuple(int(text) for text in chosen if str(text).isdecimal()) if isinstance(chosen, list) else ()
+    result, found = session.detections
+    if not numbers:
+        return (), None
+    if result != session.current.id or max(numbers) >= len(found):
+        raise InputError("things must be what was found in the picture on the stage; find them again")
+    return numbers, Region.union(found[number].region for number in numbers)
 
 
 def _random_seed() -> int:

@@ -108,6 +108,9 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     changes += [page.reference.upload, page.reference.clear, page.reference_scale.release]
     changes += [page.control.upload, page.control.clear, page.control_scale.release, page.edges.input]
     changes += [page.driven.input, *(slider.release for slider in (*page.pose, *page.expression))]
+    if page.pool.detector is not None:
+        changes.append(page.things.change)
+        page.find.click(events.on_find, None, [page.things, page.status], **_UNQUEUED)
     settings = [*page.settings_inputs, *page.extension, page.file]
     gr.on(
         [page.change_words.click, *changes, *(each.change for each in settings)],

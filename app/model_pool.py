@@ -27,6 +27,7 @@ from app.validation import label
 from fisedit import Editor
 from fisedit.edit_requests import diff_prompts
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
+from fisedit.integrations.mask_providers import open_provider
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
 from fisedit.models.prompt_chunks import context_length, split_chunks
@@ -181,6 +182,7 @@ class ModelPool:
         places: names, folders or files, as `Editor.from_pretrained` takes them; the first model is loaded at once.
         loras: for all models that they fit; they must fit the first.
         adapters: for all models that they fit; they must fit the first.
+        detector: what finds things in pictures, as `open_provider` takes it; None for nothing.
         max_loaded: models in memory at once.
         feature_bytes: recorded features of one editor; None for `FEATURES_PER_WEIGHT` bytes a byte of weights.
         loading: further arguments of `Editor.from_pretrained`, such as `device` and `preview_vae`.
@@ -189,6 +191,7 @@ class ModelPool:
         first: the model of requests that choose none.
         loras: the LoRAs that are offered.
         reads: "reference", "control" and "drive", as far as an adapter reads them.
+        detector: what finds things in pictures, or None.
         adapter_sources: identity of an adapter -> where it came from.
         dtype, device: of the models, as text.
         threads: that the models may compute with.
@@ -204,6 +207,7 @@ class ModelPool:
         *,
         loras: Sequence[str | Path] = (),
         adapters: Sequence[str | Path] = (),
+        detector: str | Path | None = None,
         max_loaded: int = MAX_LOADED,
         feature_bytes: int | None = None,
         **loading: Any,
@@ -216,6 +220,8 @@ class ModelPool:
         self.max_loaded, self.adapters, self.threads = max_loaded, tuple(adapters), get_num_threads()
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
         self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
+        offline = bool(loading.get("local_files_only"))
+        self.detector = None if detector is None else open_provider(str(detector), local_files_only=offline)
         self.first = next(iter(self._models.values()))
         editor = self._load_first(loras)
         self.feature_bytes = editor.max_recorded_bytes

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from app.model_pool import LoadedModel, ModelPool
     from fisedit import Editor
     from fisedit.editor import Preview
+    from fisedit.integrations.mask_providers import Detection
     from fisedit.storage.image_metadata import Metadata
     from fisedit.storage.pages import Page
     from fisedit.values import EditScript
@@ -78,6 +79,7 @@ class Session:
         editors: one for each loaded model that was used here; dropped when the model is unloaded.
         key: the secret name by which its owner opens it again.
         last_preview: the last preview.
+        detections: id of the picture in which a detector last looked, and what it found there.
         measured: seconds of dense runs, by the id of the result that they were compared with.
         was_damaged: whether what was saved could not be read.
         live: the edit that was drawn last while its prompt was typed, or None.
@@ -92,6 +94,7 @@ class Session:
         self.models: dict[str, str] = {}
         self.editors: WeakKeyDictionary[LoadedModel, Editor] = WeakKeyDictionary()
         self.last_preview: Preview | None = None
+        self.detections: tuple[str, tuple[Detection, ...]] = "", ()
         self.measured: dict[str, float] = {}
         self.was_damaged = False
         self.notice = self.unsaved = ""

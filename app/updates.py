@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from app.session import Session
     from app.validation import SourceSettings
     from fisedit import EditResult
+    from fisedit.integrations.mask_providers import Detection
 
 Updates = dict[Any, Any]
 """Components -> their new values, or gradio's updates."""
@@ -79,7 +80,12 @@ class PageUpdates:
             page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
             page.grow: self._grow(session),
             page.descendants: handlers.count_descendants(session),
+            **self._no_things(),
         }
+
+    def _no_things(self) -> Updates:
+        """Before a detector has looked at the picture; nothing without one."""
+        return {} if self.pool.detector is None else {self.page.things: gr.update(choices=[], value=[])}
 
     def buttons(self, session: Session, *, busy: bool = False) -> Updates:
         """What may be pressed."""
@@ -99,6 +105,8 @@ class PageUpdates:
             page.save: some,
             page.make: not busy,
         }
+        if self.pool.detector is not None:
+            may[page.find] = some
         updates = {button: gr.update(interactive=bool(allowed)) for button, allowed in may.items()}
         kinds = {page.run: "primary", page.make: "secondary"} if len(history) else {page.make: "primary"}
         for button, kind in kinds.items():
@@ -120,6 +128,16 @@ class PageUpdates:
             ),
             page.facts: html.estimate(edit),
             page.instance: gr.update(choices=pieces) if all_pieces else gr.skip(),
+        }
+
+    def things(self, found: Sequence[Detection]) -> Updates:
+        """What a detector found, to be chosen from; the best alone is chosen."""
+        page, best = self.page, max(range(len(found)), key=lambda i: found[i].score, default=None)
+        choices = [(f"{i + 1}. {each.label or 'thing'}, {each.score:.0%}", str(i)) for i, each in enumerate(found)]
+        note = "" if found else html.message("The detector found nothing in this picture.")
+        return {
+            page.things: gr.update(choices=choices, value=[] if best is None else [str(best)]),
+            page.status: note,
         }
 
     def words(self, session: Session, prompt: str, chosen: list[str] | None, model: str) -> Updates:

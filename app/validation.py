@@ -91,6 +91,8 @@ class RegionSettings:
         regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
         inside: points (x, y) in pixels of things that the edit may paint too.
         outside: points of things that belong to none of those.
+        things: numbers of what a detector found in the picture; they are edited, and nothing but what is marked.
+        found: where those are; None for nowhere.
     """
 
     words: tuple[str, ...] = ()
@@ -107,12 +109,15 @@ class RegionSettings:
     regions: tuple[tuple[Region, str], ...] = ()
     inside: tuple[tuple[float, float], ...] = ()
     outside: tuple[tuple[float, float], ...] = ()
+    things: tuple[int, ...] = ()
+    found: Region | None = None
 
     @property
     def marked(self) -> Region | None:
-        """What `add` and points mark; None for nothing. Points are grown, strokes only where nothing else is edited."""
+        """What `add`, points and a detector mark; None for nothing. Strokes grow only where nothing else is edited."""
         marks = [] if self.add is None else [Region.mask(self.add).grow(self.grow if self.only else 0)]
         marks += [Region.points(*self.inside, outside=self.outside).grow(self.grow)] if self.inside else []
+        marks += [] if self.found is None else [self.found.grow(self.grow)]
         return Region.union(marks) if marks else None
 
 

@@ -239,6 +239,7 @@ def browse(
     sessions: opt.Sessions = None,
     lora: opt.Loras = None,
     adapter: opt.PageAdapters = None,
+    detector: opt.PageDetector = None,
     preview_vae: opt.PreviewVae = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -250,13 +251,14 @@ def browse(
     load_app()
     server = import_module("app.server")
     address = server.listen(host, port, token, allowed_host or ())
-    named = {*(model or ()), *(adapter or ())} - {"demo", *DEMO_ADAPTERS}
+    named = {*(model or ()), *(adapter or ()), *filter(None, [detector])} - {"demo", *DEMO_ADAPTERS}
     offline = local_files_only or all(expand_home(str(place)).exists() for place in named)
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
         pool_options = {
             "loras": lora or (),
             "adapters": adapter or (),
+            "detector": detector,
             "max_loaded": loaded,
             "preview_vae": preview_vae,
         }

@@ -225,6 +225,14 @@ PageAdapters = Annotated[
     list[str] | None,
     Option("--adapter", metavar="<str>", help="Adapter that reads a reference or a control picture; may be repeated."),
 ]
+PageDetector = Annotated[
+    str | None,
+    Option(
+        "--detector",
+        metavar="<str>",
+        help="Folder or hub id of a detector or segmentation model of transformers; the page offers what it finds.",
+    ),
+]
 OverwriteSession = Annotated[bool, Option("--overwrite", help="Replace the session that --session holds already.")]
 Sessions = Annotated[Path | None, Option(help="Folder to keep sessions in; without it they end with the app.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, and nothing else.")]

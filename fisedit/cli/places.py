@@ -69,9 +69,7 @@ def marked_region(context: typer.Context) -> Region | None:
 
 def _detected(context: typer.Context, picture: Image) -> Region:
     """What --detect finds in a picture, all of it or the --instance alone."""
-    from fisedit import Region
-    from fisedit.errors import MaskError
-    from fisedit.integrations.mask_providers import ALL, find, open_provider
+    from fisedit.integrations.mask_providers import ALL, open_provider, region_of_things
     from fisedit.storage.canvas import to_editable
 
     given = context.params
@@ -79,11 +77,8 @@ def _detected(context: typer.Context, picture: Image) -> Region:
     provider = open_provider(given["detect"], threshold=threshold, local_files_only=given["local_files_only"])
     path, instance = given["picture"] or given["origin"], given["instance"]
     which = ALL if instance is None or given["word"] else str(instance)
-    found = find(provider, to_editable(picture), path.name, labels=labels, threshold=threshold, instance=which)
-    if not found:
-        what = " or ".join(labels) or "anything"
-        raise MaskError(f"--detect must find {what} in {path}, got nothing; lower --threshold, or give a --box")
-    return Region.union(each.region for each in found)
+    options: dict[str, Any] = {"labels": labels, "threshold": threshold, "instance": which}
+    return region_of_things(provider, to_editable(picture), path.name, **options)
 
 
 def _read_regions(path: Path | None) -> list[tuple[Region, str]]:

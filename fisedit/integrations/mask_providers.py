@@ -134,6 +134,26 @@ def find(
     return found if instance == ALL else found[int(instance) : int(instance) + 1]
 
 
+def region_of_things(
+    provider: MaskProvider,
+    picture: Image,
+    name: str = "",
+    *,
+    labels: Sequence[str] = (),
+    threshold: float = THRESHOLD,
+    instance: str = ALL,
+) -> Region:
+    """All that `find` finds, as one region.
+
+    Raises:
+        InputError, MaskError: as `find`; MaskError where it finds nothing.
+    """
+    if not (found := find(provider, picture, name, labels=labels, threshold=threshold, instance=instance)):
+        what = " or ".join(labels) or "anything"
+        raise MaskError(f"the detector must find {what} in the picture, got nothing; lower threshold, or give a box")
+    return Region.union(each.region for each in found)
+
+
 def check_choice(threshold: object, instance: str) -> None:
     """Raise InputError unless a threshold is in [0, 1], and an instance "all", "largest" or a number from 0."""
     if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:

@@ -1,7 +1,7 @@
 """Regions as JSON, as programs send them and as files for the command line hold them.
 
-A region is an object with one of `words`, `mask`, `box`, `points`, `border`, `everywhere`, `any`, `all` and `minus`,
-and perhaps `grow` and `feather`. Knows regions; reads no file itself.
+A region is an object with one of `words`, `mask`, `box`, `points`, `detected`, `border`, `everywhere`, `any`, `all` and
+`minus`, and perhaps `grow` and `feather`. Knows regions; reads no file and looks at no picture itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from operator import and_, or_, sub
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError, as_text
+from fisedit.integrations.mask_providers import ALL, THRESHOLD
 from fisedit.masking.region import Region
 from fisedit.values import are_numbers
 
 if TYPE_CHECKING:
     LoadMask = Callable[[str], object]
+    Detect = Callable[[Sequence[str], float, str], Region]
+    """What a detector finds: labels, () for all; score from which a thing counts; "all", "largest" or a number."""
 
 MAX_PARTS, MAX_WORDS = 64, 16
 """Regions in a region, and words of one."""
@@ -26,6 +29,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "mask": ("soft",),
     "box": (),
     "points": ("outside",),
+    "detected": ("threshold", "instance"),
     "border": (),
     "everywhere": (),
     "any": (),
@@ -38,34 +42,37 @@ _JOINS: dict[str, Callable[[Region, Region], Region]] = {"any": or_, "all": and_
 _EXAMPLE = '{"box": [0, 0, 64, 64]}'
 
 
-def parse_region(value: object, load_mask: LoadMask) -> Region:
+def parse_region(value: object, load_mask: LoadMask, detect: Detect | None = None) -> Region:
     """A region from its JSON.
 
     Args:
         value: of decoded JSON: {"words": ["cat"], "instance": 0} with [] for the changed words, {"mask": text, "soft":
             true}, {"box": [left, top, right, bottom]}, {"points": [[x, y]], "outside": [[x, y]]}, {"border": [left,
-            top, right, bottom]}, {"everywhere": true}, or a list of regions of which it is the union, {"any": [...]},
+            top, right, bottom]}, {"detected": ["face"], "threshold": 0.5, "instance": "largest"} with [] for things of
+            any label, {"everywhere": true}, or a list of regions of which it is the union, {"any": [...]},
             what they share, {"all": [...]}, or the first without the others, {"minus": [...]}; each perhaps with "grow"
             and "feather" in latent cells.
         load_mask: from the text of a mask, such as a path.
+        detect: what a detector finds in the picture; None where there is no detector.
 
     Raises:
-        InputError: something else, or more than 64 regions; what `load_mask` raises.
+        InputError: something else, or more than 64 regions; what `load_mask` and `detect` raise.
     """
-    return _Parser(load_mask).region(value)
+    return _Parser(load_mask, detect).region(value)
 
 
-def parse_regions(value: object, load_mask: LoadMask) -> list[tuple[Region, str]]:
+def parse_regions(value: object, load_mask: LoadMask, detect: Detect | None = None) -> list[tuple[Region, str]]:
     """Regions with prompts of their own, as `Editor.edit` takes them.
 
     Args:
         value: of decoded JSON: [{"region": ..., "prompt": "a dog"}, ...].
         load_mask: as in `parse_region`.
+        detect: as in `parse_region`.
 
     Raises:
-        InputError: something else; what `load_mask` raises.
+        InputError: something else; what `load_mask` and `detect` raise.
     """
-    parser = _Parser(load_mask)
+    parser = _Parser(load_mask, detect)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise InputError(f'regions must be a list of {{"region": ..., "prompt": ...}}, got {as_text(value, 60)}')
     return [parser.pair(each) for each in value]
@@ -74,8 +81,8 @@ def parse_regions(value: object, load_mask: LoadMask) -> list[tuple[Region, str]
 class _Parser:
     """Regions that together have at most `MAX_PARTS`."""
 
-    def __init__(self, load_mask: LoadMask) -> None:
-        self._load_mask, self._left = load_mask, MAX_PARTS
+    def __init__(self, load_mask: LoadMask, detect: Detect | None) -> None:
+        self._load_mask, self._detect, self._left = load_mask, detect, MAX_PARTS
 
     def pair(self, value: object) -> tuple[Region, str]:
         if not isinstance(value, Mapping) or value.keys() != {"region", "prompt"} or type(value["prompt"]) is not str:
@@ -103,12 +110,7 @@ class _Parser:
         return reduce(_JOINS[kind], map(self.region, parts))
 
     def _words(self, value: Mapping[str, Any]) -> Region:
-        words = value["words"]
-        if not isinstance(words, Sequence) or isinstance(words, str) or not all(type(word) is str for word in words):
-            raise InputError(f"words of a region must be a list of words of a prompt, got {as_text(words, 60)}")
-        if len(words) > MAX_WORDS:
-            raise InputError(f"words of a region must be at most {MAX_WORDS}, got {len(words)}")
-        return Region.words(*words, instance=value.get("instance"))
+        return Region.words(*_texts("words", value["words"], "words of a prompt"), instance=value.get("instance"))
 
     def _mask(self, value: Mapping[str, Any]) -> Region:
         mask, soft = value["mask"], value.get("soft", False)
@@ -128,6 +130,12 @@ class _Parser:
             raise InputError(f"points of a region must be [[x, y], ...] in pixels, got {as_text(inside, 60)}")
         return Region.points(*inside, outside=outside)
 
+    def _detected(self, value: Mapping[str, Any]) -> Region:
+        labels = _texts("detected", value["detected"], "labels")
+        if self._detect is None:
+            raise InputError("detected of a region needs a detector, got none; start the app with --detector")
+        return self._detect(labels, value.get("threshold", THRESHOLD), str(value.get("instance", ALL)))
+
     def _border(self, value: Mapping[str, Any]) -> Region:
         return Region.border(*_sides("border", value["border"]))
 
@@ -135,6 +143,14 @@ class _Parser:
         if value["everywhere"] is not True:
             raise InputError(f"everywhere of a region must be true, got {as_text(value['everywhere'], 60)}")
         return Region.everywhere()
+
+
+def _texts(kind: str, value: object, what: str) -> Sequence[str]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(type(text) is str for text in value):
+        raise InputError(f"{kind} of a region must be a list of {what}, got {as_text(value, 60)}")
+    if len(value) > MAX_WORDS:
+        raise InputError(f"{kind} of a region must be at most {MAX_WORDS}, got {len(value)}")
+    return value
 
 
 def _sides(kind: str, value: object) -> tuple[Any, Any, Any, Any]:

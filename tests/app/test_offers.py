@@ -7,6 +7,7 @@ import base64
 import subprocess
 import sys
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from app import handlers
 from app.validation import SourceSettings, label
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
+from fisedit.masking.region_arguments import cells_on_picture
 from tests.support.adapters import filled, lively
 from tests.support.app.models import derived
 from tests.support.app.page import CAT, DOG, make, nodes, pixels, run, stroke
@@ -32,10 +34,12 @@ from training.pose import build_network, save_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 FOX = "a fox in the snow"
+
+DETECTOR = Path(__file__).resolve().parents[1] / "fixtures/detector"
+"""Knows cats and cakes."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def site(folder) -> Iterator[LayerSite]:
     filled(T2IAdapter(channels=channels, num_res_blocks=1)).save_pretrained(folder / "control")
     save_network(filled(build_network(pipe)), folder / "poses")
     adapters = [folder / name for name in ("adapter", "control", "poses")]
-    offers = {"loras": loras, "adapters": adapters, "folder": folder / "kept"}
+    offers = {"loras": loras, "adapters": adapters, "folder": folder / "kept", "detector": DETECTOR}
     with served("demo", derived(folder / "another"), **offers) as site:
         yield site
 
@@ -198,6 +202,33 @@ def test_a_head_is_turned(browser):
     assert (made[0] != plain).any() and (made[1] != plain).any() and (made[0] != made[1]).any()
 
 
+def test_a_thing_that_a_detector_finds_is_edited(browser, site):
+    """The best find is chosen at once; others can be. Nothing but what is chosen changes."""
+    page = browser().open()
+    page.get_by_role("button", name="Region ▼").click()
+    expect(page.locator("#find")).to_be_disabled()
+    make(page, steps=12)
+    expect(nodes(page)).to_have_count(1)
+    plain = pixels(page, ".picture")
+    page.locator("#find").click()
+    expect(page.locator("#things .token")).to_have_count(1)
+    session = next(reversed(site.state._sessions.values()))
+    assert session.detections[0] == session.current.id
+    found = {each.label: each.region for each in session.detections[1]}
+    assert {"cat", "cake"} <= found.keys()
+    page.locator("#things .remove-all").click()
+    page.locator("#things input").click()
+    page.get_by_role("option", name="cat").click()
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("of the picture")
+    page.locator("#run").click()
+    expect(nodes(page)).to_have_count(2)
+    is_cat = cells_on_picture(found["cat"], (128, 128)).repeat(8, 0).repeat(8, 1) > 0
+    changed = (pixels(page, ".picture") != plain).any(2)
+    assert changed[is_cat].mean() > 0.9 and not changed[~is_cat].any()
+    expect(page.locator("#things .token")).to_have_count(0)  # another picture, in which nothing was looked for
+
+
 @pytest.mark.slow
 def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, tmp_path):
     """Whatever the folder is: the browser is given files of the app's own place alone."""
@@ -233,6 +264,23 @@ def test_programs_choose_models_and_loras(program, site):
     assert opened["model"] == "another" and [name[:3] for name, _ in opened["recipe"]["loras"]] == ["oil"]
     told = program.ask("history").data[0]["results"]
     assert [one["model"] for one in told] == ["demo", "another", "another", "another"]
+
+
+def test_programs_edit_what_a_detector_finds(program, site):
+    made = program.ask("generate", CAT, 7, 12, 4.0, 128, 128)
+    rest = ("", "", [], -1, 0, "", 1.0, 1.0, "fast", -1)
+    edit = program.ask("edit", DOG, *rest, {"detected": ["cat"], "instance": "largest"})
+    changed = (picture(edit) != picture(made)).any(2)
+    assert changed[:, :64].any() and not changed[:, 70:].any() and edit.data[0]["mask_area"] < 0.3
+    assert program.ask("erase", {"detected": ["CAKE"], "threshold": 0.9}).data[0]["mask_area"] < 0.3
+    opened = upload(site, png()), CAT, 7, 2, 4.0
+    for name, given, why in (
+        ("edit", (DOG, *rest, {"detected": ["castle"]}), "the detector must find castle in the picture, got nothing"),
+        ("edit", (DOG, *rest, {"detected": ["cat"], "threshold": 2}), "threshold must be in"),
+        ("edit", (DOG, *rest, {"detected": "cat"}), "detected of a region must be a list of labels"),
+        ("open", (*opened, "", {}, {"detected": ["cat"]}), "the detector must find cat in the picture, got nothing"),
+    ):
+        assert why in program.refused("input" if "must be" in why else "mask", name, *given)
 
 
 def test_programs_give_a_look(program):

@@ -255,7 +255,7 @@ def test_an_edit_goes_where_a_trained_model_finds_its_label(fisedit, tmp_path, m
     for options, why in (
         (
             ("--prompt", "a dog", "--detect", DETECTOR, "--label", "moon"),
-            "--detect must find moon in scene.png, got nothing",
+            "the detector must find moon in the picture, got nothing",
         ),
         (("--prompt", "a dog", "--label", "cat"), "--label and --threshold are of --detect, got none"),
     ):

@@ -56,6 +56,24 @@ def test_words():
         cells_on_picture(found, SIZE)
 
 
+def test_what_a_detector_finds():
+    asked = []
+
+    def detect(*arguments):
+        asked.append(arguments)
+        return Region.box(*BOX)
+
+    least = parse_region({"detected": []}, load, detect)
+    found = parse_region({"detected": ["cat"], "threshold": 0.7, "instance": 1, "grow": 1}, load, detect)
+    assert np.array_equal(levels(least), levels(Region.box(*BOX)))
+    assert np.array_equal(levels(found), levels(Region.box(*BOX).grow(1)))
+    assert asked == [([], 0.5, "all"), (["cat"], 0.7, "1")]
+    with pytest.raises(InputError, match="needs a detector, got none"):
+        parse_region({"detected": ["cat"]}, load)
+    with pytest.raises(InputError, match="must be a list of labels, got 'cat'"):
+        parse_region({"detected": "cat"}, load, detect)
+
+
 def test_regions_with_prompts():
     pairs = parse_regions([{"region": {"box": BOX}, "prompt": "a dog"}, {"region": {"words": []}, "prompt": ""}], load)
     assert [prompt for _, prompt in pairs] == ["a dog", ""]
