@@ -207,12 +207,13 @@ class Endpoints:
             The progress of every step; at the end the result.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(
-            words, instance, grow, mask, protect, repaint, region, regions, detector=self._state.pool.detector
-        )
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
         get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
-            request, lambda session: handlers.edit(self._state, session, prompt, get_region(session), get_conditions())
+            request,
+            lambda session: handlers.edit(
+                self._state, session, prompt, get_region(self._state, session), get_conditions()
+            ),
         )
 
     def preview(
@@ -263,15 +264,10 @@ class Endpoints:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(
-            words, instance, grow, mask, protect, repaint, region, regions, detector=self._state.pool.detector
-        )
+        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
         get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
-        return _estimate_to_dict(
-            handlers.preview(
-                self._state, (session := self._session(request)), prompt, get_region(session), get_conditions()
-            )
-        )
+        state, session = self._state, self._session(request)
+        return _estimate_to_dict(handlers.preview(state, session, prompt, get_region(state, session), get_conditions()))
 
     def erase(
         self,
@@ -293,8 +289,10 @@ class Endpoints:
         """
         if not region:
             raise InputError('region must say what goes, got none; send such as {"box": [0, 0, 64, 64]}')
-        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region, detector=self._state.pool.detector)
-        yield from self._stream(request, lambda session: handlers.erase(self._state, session, get_region(session)))
+        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region)
+        yield from self._stream(
+            request, lambda session: handlers.erase(self._state, session, get_region(self._state, session))
+        )
 
     def extend(
         self,
@@ -426,12 +424,10 @@ def _lazy_region(
     repaint: tuple[float, str, int],
     region: dict[str, Any],
     regions: Sequence[dict[str, Any]] = (),
-    *,
-    detector: MaskProvider | None,
-) -> "Callable[[Session], RegionSettings]":
+) -> "Callable[[AppState, Session], RegionSettings]":
     """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
 
-    def get_region(session: "Session") -> RegionSettings:
+    def get_region(state: "AppState", session: "Session") -> RegionSettings:
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError("words must be a list of words of a prompt")
         add = _decode_image(mask, "mask")
@@ -441,6 +437,7 @@ def _lazy_region(
         noise = None if seed == -1 else seed
         settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
         load_mask = _MaskLoader()
+        detector = state.pool.detector
         detect = None if detector is None else _detect(detector, lambda: session.current.image)
         whole = parse_region(region, load_mask, detect) if region else None
         several = parse_regions(regions, load_mask, detect) if regions else ()

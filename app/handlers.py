@@ -27,7 +27,6 @@ from app.validation import (
 from fisedit import Region
 from fisedit.adapters.control_pictures import canny
 from fisedit.errors import InputError, SessionError
-from fisedit.integrations.mask_providers import find
 from fisedit.masking.region_arguments import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
 from fisedit.values import CONTROL, DRIVE, REFERENCE, SchedulerName, num_timesteps
@@ -284,6 +283,8 @@ def find_things(state: AppState, session: Session) -> tuple[Detection, ...]:
     Raises:
         MaskError: it failed. InputError: there is no detector.
     """
+    from fisedit.integrations.mask_providers import find  # loads torch
+
     if state.pool.detector is None:
         raise InputError("there is no detector; start the app with --detector")
     current = session.current

@@ -42,6 +42,7 @@ def test_it_is_refused_in_one_line_where_there_is_no_gpu(fisedit):
 def _short(monkeypatch):
     monkeypatch.setattr(cuda_speed, "EDIT_STEPS", (3, 4))
     monkeypatch.setattr(cuda_speed, "STEP_REPEATS", 2)
+    monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))  # Triton's interpreter takes minutes
 
 
 @pytest.mark.slow
@@ -62,7 +63,7 @@ def test_a_row_of_the_table(bench, monkeypatch):
         assert row[f"whole_{steps}_captured"] == steps and row[f"whole_{steps}_fallback"] == ""
         assert {"text", "denoise", "decode", "total"} <= row[f"whole_{steps}_stations"].keys()
     shown = cuda_speed._summary_row({"mask": "square", **row})
-    assert shown["step"].startswith(f"{step * 1000:.2f} ms (")
+    assert float(shown["step"].split()[0]) == pytest.approx(step * 1000, rel=0.01)
     titles = ("step", "whole, steps: 3", "whole, steps: 4")
     assert {f"{a}, over {b}" for a in titles for b in ("the fastest", "plain")} | {"error"} <= shown.keys()
     assert "roofline" not in shown  # unknown for a CPU
@@ -73,7 +74,6 @@ def test_a_row_of_the_table(bench, monkeypatch):
 @pytest.mark.slow
 def test_a_report_from_end_to_end(monkeypatch):
     """All that a GPU would run but its kernels, its clock and its name; ready for JSON."""
-    monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
     monkeypatch.setattr(cuda_speed, "BATCHES", (1, 2))
     monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
@@ -98,7 +98,6 @@ def test_a_report_from_end_to_end(monkeypatch):
 
 @pytest.mark.slow
 def test_an_interrupt_keeps_the_masks_that_were_measured(monkeypatch):
-    monkeypatch.setattr(cuda_speed, "BACKENDS", ("fast",))
     monkeypatch.setattr(cuda_speed, "BATCHES", (1,))
     monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
     measure = cuda_speed.GraphBenchmark.measure_mask
