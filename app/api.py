@@ -28,7 +28,7 @@ from app.validation import (
 )
 from fisedit import Drive, EditResult, Region
 from fisedit.errors import InputError, SessionError
-from fisedit.integrations.mask_providers import MaskProvider, region_of_things
+from fisedit.integrations.mask_providers import MaskProvider, find, union_of
 from fisedit.integrations.region_json import parse_region, parse_regions
 from fisedit.storage import images
 
@@ -450,7 +450,7 @@ def _detect(detector: MaskProvider, get_picture: Callable[[], Image.Image]) -> "
     """What a detector finds in a picture, for `parse_region`."""
 
     def detect(labels: Sequence[str], threshold: float, instance: str) -> Region:
-        return region_of_things(detector, get_picture(), labels=labels, threshold=threshold, instance=instance)
+        return union_of(find(detector, get_picture(), labels=labels, threshold=threshold, instance=instance), labels)
 
     return detect
 

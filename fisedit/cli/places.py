@@ -69,7 +69,7 @@ def marked_region(context: typer.Context) -> Region | None:
 
 def _detected(context: typer.Context, picture: Image) -> Region:
     """What --detect finds in a picture, all of it or the --instance alone."""
-    from fisedit.integrations.mask_providers import ALL, open_provider, region_of_things
+    from fisedit.integrations.mask_providers import ALL, find, open_provider, union_of
     from fisedit.storage.canvas import to_editable
 
     given = context.params
@@ -77,8 +77,8 @@ def _detected(context: typer.Context, picture: Image) -> Region:
     provider = open_provider(given["detect"], threshold=threshold, local_files_only=given["local_files_only"])
     path, instance = given["picture"] or given["origin"], given["instance"]
     which = ALL if instance is None or given["word"] else str(instance)
-    options: dict[str, Any] = {"labels": labels, "threshold": threshold, "instance": which}
-    return region_of_things(provider, to_editable(picture), path.name, **options)
+    pixels = to_editable(picture)
+    return union_of(find(provider, pixels, path.name, labels=labels, threshold=threshold, instance=which), labels)
 
 
 def _read_regions(path: Path | None) -> list[tuple[Region, str]]:

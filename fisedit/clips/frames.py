@@ -27,7 +27,7 @@ WINDOW = 12
 
 
 @dataclass(frozen=True)
-class Window:
+class FrameWindow:
     """Frames that are rendered together.
 
     Args:
@@ -41,12 +41,12 @@ class Window:
     kept: range
 
 
-def windows(count: int) -> list[Window]:
+def windows(count: int) -> list[FrameWindow]:
     """The windows of so many frames, of nearly the same length."""
     number = max(1, -(-(count - 1) // (WINDOW - 1)))
     borders = [i * (count - 1) // number for i in range(number + 1)]
     ends = [*borders[1:-1], count]
-    return [Window(borders[i], borders[i + 1], range(borders[i], ends[i])) for i in range(number)]
+    return [FrameWindow(borders[i], borders[i + 1], range(borders[i], ends[i])) for i in range(number)]
 
 
 @dataclass(eq=False)
@@ -68,16 +68,16 @@ class FrameRenderer:
     options: Mapping[str, Any]
     _ends: dict[int, Image] = field(default_factory=dict)
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[FrameWindow]:
         """The windows: of one frame each where no motion modules are loaded."""
         count = len(self.drives)
-        return windows(count) if self._motion else [Window(i, i, range(i, i + 1)) for i in range(count)]
+        return windows(count) if self._motion else [FrameWindow(i, i, range(i, i + 1)) for i in range(count)]
 
-    def drives_of(self, window: Window) -> Sequence[Drive]:
+    def drives_of(self, window: FrameWindow) -> Sequence[Drive]:
         """The drives on which a window's frames depend."""
         return self.drives[window.first : window.last + 1]
 
-    def render(self, window: Window, on_step: OnStep | None) -> list[Image]:
+    def render(self, window: FrameWindow, on_step: OnStep | None) -> list[Image]:
         """The frames that the clip takes from a window.
 
         Args:
@@ -96,7 +96,7 @@ class FrameRenderer:
         adapters = (loaded.adapter for loaded in self.editor.adapters)
         return [adapter for adapter in adapters if isinstance(adapter, MotionReader)]
 
-    def _pads(self, window: Window, on_step: OnStep | None) -> list[Image]:
+    def _pads(self, window: FrameWindow, on_step: OnStep | None) -> list[Image]:
         """A window's first and last frame; a frame that the window before ended with is not rendered again."""
         waits = None if on_step is None else lambda i, n, preview: on_step(0, n, preview)
         ends = {i: self._ends.get(i) or self._frame(i, waits) for i in (window.first, window.last)}

@@ -134,21 +134,17 @@ def find(
     return found if instance == ALL else found[int(instance) : int(instance) + 1]
 
 
-def region_of_things(
-    provider: MaskProvider,
-    picture: Image,
-    name: str = "",
-    *,
-    labels: Sequence[str] = (),
-    threshold: float = THRESHOLD,
-    instance: str = ALL,
-) -> Region:
-    """All that `find` finds, as one region.
+def union_of(found: Sequence[Detection], labels: Sequence[str] = ()) -> Region:
+    """All detections as one region.
+
+    Args:
+        found: as `find` gives them.
+        labels: that were asked for; () for all.
 
     Raises:
-        InputError, MaskError: as `find`; MaskError where it finds nothing.
+        MaskError: nothing was found.
     """
-    if not (found := find(provider, picture, name, labels=labels, threshold=threshold, instance=instance)):
+    if not found:
         what = " or ".join(labels) or "anything"
         raise MaskError(f"the detector must find {what} in the picture, got nothing; lower threshold, or give a box")
     return Region.union(each.region for each in found)

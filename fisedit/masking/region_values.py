@@ -76,7 +76,7 @@ class RegionMask:
 
     Args:
         mask: its cells.
-        reason: why they are the whole picture though nobody said so, or "".
+        reason: why they are the whole picture where the region did not ask for all of it, or "".
     """
 
     mask: EditMask
