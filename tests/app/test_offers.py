@@ -387,7 +387,7 @@ def test_the_documents_python_runs(site, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     session = next(reversed(site.state._sessions.values()))
-    assert session.current.size == (192, 128) and session.current.prompt == "a dog in the snow"
+    assert session.current.size == (320, 256) and session.current.prompt == "a dog in the snow"
 
 
 def test_what_programs_may_not_choose(program):

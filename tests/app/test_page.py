@@ -188,7 +188,7 @@ def test_what_does_not_fit_into_the_prompt_is_said(browser):
 
 
 @pytest.mark.parametrize(
-    ("size", "told"), [((640, 400), "Paint what shall change then"), ((160, 96), "does not say how")]
+    ("size", "told"), [((1280, 800), "Paint what shall change then"), ((160, 96), "does not say how")]
 )
 def test_a_picture_is_pasted_and_a_large_one_warned_of(browser, size, told):
     page = browser().open()
@@ -349,7 +349,7 @@ def test_a_number_out_of_range_is_said_in_one_line(browser):
     expect(page.locator("#facts")).to_contain_text("picture")
     page.locator("#grow input[type=number]").fill("99")
     said = page.locator("#facts .said")
-    expect(said).to_have_text("Wider or tighter must be from -4 to 4, got 99.")  # a quarter of 16 cells
+    expect(said).to_have_text("Wider or tighter must be from -8 to 8, got 99.")  # a quarter of 32 cells
     page.locator("#grow input[type=number]").blur()
     expect(said).to_have_count(0)
     watched.bad[:] = [line for line in watched.bad if "400" not in line]  # Chromium's own of the refused call

@@ -19,7 +19,7 @@ from tests.support.grids import square
 QUICK = {"num_inference_steps": 5, "guidance_scale": 3.0}
 SIZE = (600, 400)
 BOX = (300, 100, 340, 140)
-"""Of a picture much larger than the demo model's 128 pixels."""
+"""Of a picture much larger than the demo model's 256 pixels."""
 
 
 def photo(mode: str = "RGB", size: tuple[int, int] = SIZE) -> Image.Image:
@@ -114,11 +114,11 @@ def test_a_session_a_rebuild_and_a_file_know_the_part(editor, tmp_path):
 
 
 def test_what_is_opened_in_part_is_not_advised_to_be(editor):
-    half = Region.box(0, 0, 500, 200)
-    assert editor.open(photo(), CAT, region=half, context=0.0, **QUICK).config.crop
+    half, large = Region.box(0, 0, 1000, 400), photo(size=(1200, 800))
+    assert editor.open(large, CAT, region=half, context=0.0, **QUICK).config.crop
     (note,) = [note for note in editor.edit(DOG, region=half).stats.notes if "enlarged" in note]
     assert "enlarged" in note and "open" not in note
-    whole = editor.open(photo(), CAT, **QUICK)
+    whole = editor.open(large, CAT, **QUICK)
     assert not any("a part of the picture is opened" in note for note in whole.stats.notes)
     (note,) = [note for note in editor.edit(DOG, region=half).stats.notes if "enlarged" in note]
     assert "part of the picture" in note

@@ -1,7 +1,7 @@
-"""Files of version 0.1.0, written at commit 7d06e12, are read, gone on with and made again as they were.
+"""Files of version 0.1.0, written at commit 7d06e12, are read, gone on with and made again.
 
-Pictures that are computed anew must be equal on the kind of CPU and the version of torch that wrote the files;
-elsewhere `ELSEWHERE` says how far they may be off. What is only read must be equal everywhere.
+What is only read must be equal everywhere. They were made with the demo model that shipped then, under whose name there
+is another now: what is computed anew is another picture, of the same size, prompt and history.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ from tests.golden.old_files import (
     told_of_session,
     untimed,
 )
-from tests.golden.outcome import ELSEWHERE, EXACT, Tolerance, difference, machine
 from tests.support.processes import Run
 from tests.support.sessions import file_of
 
 EXPECTED = json.loads(INDEX.read_text(encoding="utf-8"))
-HERE = machine() == EXPECTED["machine"]
-JPEG_ELSEWHERE = Tolerance(levels=8, share=1.0)
-"""A grey level before JPEG's quantisation is several after it."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +62,11 @@ def command(fisedit, monkeypatch) -> Callable[..., Run]:
     return run
 
 
-BLENDED = Tolerance(levels=128, share=0.3)
-"""Version 0.1.0 mended the pixels at a mask's boundary alone; edits are blended over a dozen pixels since, and after
-their dense steps they shift what rows have part in a transformer's statistics instead of the rows."""
-
-
-def check_picture(ours: Image.Image, path: Path, *, edited: bool = False) -> None:
-    """Compare a picture that was computed anew with a stored one."""
-    allowed = BLENDED if edited else EXACT if HERE else JPEG_ELSEWHERE if path.suffix == ".jpg" else ELSEWHERE
+def check_anew(ours: Image.Image, path: Path) -> None:
+    """Compare a picture that another model computed with a stored one."""
     with Image.open(path) as stored:
-        gap = difference(ours, stored)
-    print(f"{path.name}: {gap}")  # noqa: T201
-    assert gap.within(allowed), f"{path.name}: {gap}"
+        assert (ours.size, ours.mode) == (stored.size, stored.mode)
+    assert np.asarray(ours).std() > 10
 
 
 def resumed(folder: Path) -> Editor:
@@ -113,8 +102,10 @@ class TestSessions:
         path = FILES / "further" / f"{name}.png"
         with Image.open(path) as stored:
             differs = (np.asarray(stored) != np.asarray(editor.current.image)).any(-1)
+        source = editor.current
         further = editor.edit(FURTHER[name], mask=differs)
-        check_picture(further.image, path, edited=True)
+        check_anew(further.image, path)
+        assert further.changed_outside(source) == 0
         told = told_of_result(further)
         for key in ("picture", "canvas", "mask", "stats", "checked"):
             del told[key], expected[key]
@@ -127,7 +118,7 @@ class TestSessions:
 def test_a_picture_is_made_again(ending):
     with Image.open(FILES / "pictures" / f"edited.{ending}") as picture:
         editor = Editor.remake(picture, device="cpu", local_files_only=True)
-    check_picture(editor.current.image, FILES / "further" / "edited.png", edited=True)
+    check_anew(editor.current.image, FILES / "further" / "edited.png")
     assert len(editor.history) == 4
 
 
@@ -135,7 +126,7 @@ def test_a_source_is_made_again():
     path = FILES / "pictures" / "source.png"
     with Image.open(path) as picture:
         editor = Editor.remake(picture, device="cpu", local_files_only=True)
-    check_picture(editor.current.image, path)
+    check_anew(editor.current.image, path)
 
 
 def test_an_opened_picture_is_opened_again():
@@ -187,14 +178,17 @@ def expected_batch(name: str, before: list[str]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", ["finished", pytest.param("rows", marks=pytest.mark.slow)])
-def test_a_finished_batch_has_nothing_left_to_do(files, command, name):
+def test_a_finished_batch_is_done_again_by_another_model_once(files, command, name):
     folder = files / "batch" / name
     before, journal = contents(folder), (folder / JOURNAL).read_bytes()
     told = printed(command(files / "batch", *JOBS[name], "--json"))
-    assert told == expected_batch(name, [item["output"] for item in told["items"]])
-    assert contents(folder) == before
+    assert told == expected_batch(name, [])
+    after = contents(folder)
+    assert after.keys() == before.keys() and not any(after[path] == before[path] for path in after)
     lines = (folder / JOURNAL).read_bytes().removeprefix(journal)
-    assert lines.count(b"\n") == told["counts"]["failed"], "only what failed was tried again"
+    again = printed(command(files / "batch", *JOBS[name], "--json"))
+    assert again == expected_batch(name, [item["output"] for item in again["items"]])
+    assert contents(folder) == after and lines.count(b"\n") == len(told["items"])
 
 
 TORN = b'{"version": 1, "output": "b.j'
@@ -208,14 +202,12 @@ def test_an_interrupted_batch_is_gone_on_with(files, command, torn):
     with (folder / JOURNAL).open("ab") as journal:
         journal.write(torn)
     told = printed(command(files / "batch", *JOBS["interrupted"], "--json"))
-    assert told == expected_batch("finished", done)
+    assert told == expected_batch("finished", [])  # what another model did is done again
     after = contents(folder)
-    assert {name: after[name] for name in before} == before and sorted(after) == sorted(
-        contents(FILES / "batch/finished")
-    )
+    assert sorted(after) == sorted(contents(FILES / "batch/finished"))
     for name in after:
         with Image.open(folder / name) as image:
-            check_picture(image, FILES / "batch" / "finished" / name, edited=True)
+            check_anew(image, FILES / "batch" / "finished" / name)
 
 
 def test_every_job_is_there():
