@@ -17,7 +17,7 @@ from fisedit.evaluation.quality.diffusers_baselines import inpaint_empty, inpain
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult, make_case
 from fisedit.evaluation.quality.edit_quality import find_classifier
 from fisedit.evaluation.quality.metrics import bootstrap_interval, cells_to_pixels, psnr
-from fisedit.evaluation.quality.scene_edits import DELETE, sample_edits, single_token_words
+from fisedit.evaluation.quality.scene_edits import DELETE, known_words, sample_edits
 from fisedit.evaluation.scenes.scene import render
 from fisedit.masking.region import Region
 from fisedit.models.loader import load
@@ -100,7 +100,7 @@ def measure_erasing(settings: EvaluationSettings, on_step: OnStep | None = None)
 
 def _deletions(settings: EvaluationSettings, pipe: StableDiffusionPipeline) -> Iterator[BenchmarkEdit]:
     """Deletions in drawn scenes of the model's size."""
-    side, words = pipe.unet.config.sample_size * LATENT_FACTOR, single_token_words(pipe.tokenizer)
+    side, words = pipe.unet.config.sample_size * LATENT_FACTOR, known_words(pipe)
     found = sample_edits(10 * settings.edits, side, words, (DELETE,), settings.seed)
     return islice((edit for edit in found if edit.picture is not None), settings.edits)
 

@@ -14,7 +14,7 @@ from scipy.ndimage import distance_transform_edt
 
 from fisedit.editor import Editor
 from fisedit.evaluation.quality.metrics import bootstrap_interval, cells_to_pixels, mask_overlap, pixels_to_cells
-from fisedit.evaluation.quality.scene_edits import DELETE, sample_edits, single_token_words
+from fisedit.evaluation.quality.scene_edits import DELETE, known_words, sample_edits
 from fisedit.masking.region import Region
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def measure_picks(settings: EvaluationSettings, on_step: OnStep | None = None) -
 
 def _things(editor: Editor, settings: EvaluationSettings) -> Iterator[BenchmarkEdit]:
     """Deletions of drawn scenes, each of one visible thing."""
-    words = single_token_words(editor.pipe.tokenizer)
+    words = known_words(editor.pipe)
     found = sample_edits(10 * settings.edits, editor.native_size, words, (DELETE,), settings.seed)
     return islice((edit for edit in found if edit.removed is not None and edit.removed.any()), settings.edits)
 

@@ -19,7 +19,7 @@ from fisedit.evaluation.quality.html_report import HtmlReport
 from fisedit.evaluation.quality.methods import OURS, select_methods
 from fisedit.evaluation.quality.metric_tables import EVERYWHERE, LOCAL, format_table, metric_rows
 from fisedit.evaluation.quality.results_log import ResultsLog
-from fisedit.evaluation.quality.scene_edits import available_kinds, sample_edits, single_token_words
+from fisedit.evaluation.quality.scene_edits import available_kinds, known_words, sample_edits
 from fisedit.evaluation.quality.scores import score_edit
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS
 from fisedit.models.loader import demo_folder, load
@@ -136,7 +136,7 @@ def _edit_set(settings: EditQualitySettings, pipe: StableDiffusionPipeline) -> _
     if (folder := settings.pie_bench) is not None:
         entries = pie_bench.read_mapping(folder)[: settings.edits]
         return _EditSet(pie_bench.load_edits(folder, entries, side), len(entries), pie_bench.dataset_notes(side))
-    words = single_token_words(pipe.tokenizer)
+    words = known_words(pipe)
     kinds = available_kinds(words, settings.seed)
     if unknown := set(settings.kinds) - set(kinds):
         raise InputError(f"kinds must be of {', '.join(kinds)}, got {', '.join(sorted(unknown))}")

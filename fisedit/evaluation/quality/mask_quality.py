@@ -17,8 +17,8 @@ from fisedit.evaluation.quality.scene_edits import (
     GENERATED_EVERY,
     GLOBAL_KINDS,
     available_kinds,
+    known_words,
     sample_edits,
-    single_token_words,
 )
 from fisedit.evaluation.quality.scores import VISIBLE_SHARE
 from fisedit.masking.mask_options import LATENTS, METHODS, OBJECT_MASKS
@@ -147,7 +147,7 @@ def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = 
 
 def _local_edits(pipe: StableDiffusionPipeline, settings: EvaluationSettings) -> Iterator[BenchmarkEdit]:
     """`settings.edits` edits of drawn scenes that concern a part of an opened picture."""
-    words, count = single_token_words(pipe.tokenizer), settings.edits
+    words, count = known_words(pipe), settings.edits
     kinds = [kind for kind in available_kinds(words, settings.seed) if kind not in GLOBAL_KINDS]
     num_sampled = (count + len(kinds)) * GENERATED_EVERY // (GENERATED_EVERY - 1) + len(kinds) * GENERATED_EVERY
     edits = sample_edits(num_sampled, pipe.unet.config.sample_size * LATENT_FACTOR, words, kinds, settings.seed)

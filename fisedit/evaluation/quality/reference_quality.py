@@ -29,7 +29,7 @@ from fisedit.evaluation.quality.reference_edits import (
     ReferenceEdit,
     sample_reference_edit,
 )
-from fisedit.evaluation.quality.scene_edits import single_token_words
+from fisedit.evaluation.quality.scene_edits import known_words
 from fisedit.evaluation.quality.scores import edit_succeeded
 from fisedit.models.vae import encode
 from fisedit.storage import images
@@ -103,7 +103,7 @@ def _run_edits(
     first: Editor, settings: ReferenceQualitySettings, on_step: OnStep | None
 ) -> Iterator[tuple[ReferenceEdit, EditResult, tuple[EditResult, EditResult]]]:
     """Every edit, its source, and its results without and with the reference."""
-    words, roundtrip = single_token_words(first.pipe.tokenizer), partial(_roundtrip, first.pipe)
+    words, roundtrip = known_words(first.pipe), partial(_roundtrip, first.pipe)
     for i in range(settings.edits):
         if on_step is not None:
             on_step(i, settings.edits, None)

@@ -1,6 +1,6 @@
 """Edits of drawn scenes with their true masks, in words that the model knows, of scenes held out of training.
 
-Everything is sampled from a seed. Knows scenes and tokenizers; nothing of models, mask prediction or methods.
+Everything is sampled from a seed. Knows scenes, tokenizers and vocabularies; nothing of mask prediction or methods.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -20,6 +20,7 @@ from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, propose_change
 from fisedit.evaluation.scenes.scene import Scene, render
 from fisedit.evaluation.scenes.vocabulary import SKY_WORDS, SceneVocabulary
+from fisedit.models.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:
     from fisedit.evaluation.scenes.drawing import Mask
@@ -71,7 +72,7 @@ class BenchmarkEdit:
 
 
 def is_single_token(tokenizer: Tokenizer, word: str) -> bool:
-    """Whether a tokenizer encodes a word as one token, so that its model was trained on it.
+    """Whether a tokenizer encodes a word as one token, without which its model was not trained on it.
 
     Args:
         tokenizer: the model's.
@@ -83,6 +84,16 @@ def is_single_token(tokenizer: Tokenizer, word: str) -> bool:
 def single_token_words(tokenizer: Tokenizer) -> WordFilter:
     """`is_single_token` for one tokenizer, cached."""
     return cache(partial(is_single_token, tokenizer))
+
+
+def known_words(pipe: Any) -> WordFilter:
+    """The words that a pipeline was trained on: single tokens, in its vocabulary where it has one.
+
+    Args:
+        pipe: any pipeline.
+    """
+    vocabulary, is_token = vocabulary_of(pipe), single_token_words(pipe.tokenizer)
+    return is_token if vocabulary is None else lambda word: word in vocabulary.words and is_token(word)
 
 
 def available_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
@@ -185,6 +196,14 @@ def removed_pixels(change: SceneChange, side: int) -> Mask | None:
     without = replace(before, objects=(*objects[: change.index], *objects[change.index + 1 :]))
     levels = [np.asarray(render(scene, side).pixels, int) for scene in (before, without)]
     visible: Mask = np.abs(np.subtract(*levels)).max(-1) > VISIBLE_DIFFERENCE
+    if change.kind == "swap":  # what the object wears, the new one wears too
+        rendered, placed = render(before, side), before.objects[change.index]
+        worn = [
+            mask
+            for mask, part in zip(rendered.masks, before.parts, strict=True)
+            if part == (change.index, placed.accessory)
+        ]
+        visible &= ~np.any(worn, axis=0) if worn else True
     return visible
 
 

@@ -17,7 +17,7 @@ import pytest
 from fisedit.errors import Cancelled
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult, make_case
-from fisedit.evaluation.quality.scene_edits import sample_edits, single_token_words
+from fisedit.evaluation.quality.scene_edits import known_words, sample_edits
 from fisedit.evaluation.quality.scores import VISIBLE_SHARE
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.models.loader import load
@@ -42,7 +42,7 @@ def cases() -> list[EditCase]:
     """Edits of opened scenes, each with its recorded source."""
     pipe = load("demo", device="cpu", dtype="fp32", local_files_only=True)
     side = 8 * pipe.unet.config.sample_size
-    edits = sample_edits(EDITS, side, single_token_words(pipe.tokenizer), KINDS, SEED)
+    edits = sample_edits(EDITS, side, known_words(pipe), KINDS, SEED)
     drawn = [edit for edit in edits if edit.picture is not None and edit.true_mask is not None]
     return [make_case(pipe, edit, num_inference_steps=STEPS, guidance_scale=4.0) for edit in drawn]
 
@@ -51,9 +51,7 @@ def cases() -> list[EditCase]:
 def backgrounds() -> list[EditCase]:
     """Changes of the background, which concern the whole picture."""
     pipe = load("demo", device="cpu", dtype="fp32", local_files_only=True)
-    edits = sample_edits(
-        14, 8 * pipe.unet.config.sample_size, single_token_words(pipe.tokenizer), ("background",), SEED
-    )
+    edits = sample_edits(14, 8 * pipe.unet.config.sample_size, known_words(pipe), ("background",), SEED)
     return [make_case(pipe, edit, num_inference_steps=STEPS, guidance_scale=4.0) for edit in edits]
 
 

@@ -13,7 +13,7 @@ from fisedit import cli
 from fisedit.adapters.checkpoints import fresh_adapter, save_adapter
 from fisedit.errors import InputError
 from fisedit.evaluation.quality import reference_edits, reference_quality
-from fisedit.evaluation.quality.scene_edits import single_token_words
+from fisedit.evaluation.quality.scene_edits import known_words
 from fisedit.evaluation.settings import ReferenceQualitySettings
 from fisedit.models.loader import load
 from tests.support.quality import needs_font
@@ -59,7 +59,7 @@ def test_what_lies_around_a_thing_does_not_count(judge):
 @pytest.fixture(scope="module")
 def demo_words():
     """What the demo model's tokenizer knows as one token."""
-    return single_token_words(load("demo", device="cpu", dtype="fp32").tokenizer)
+    return known_words(load("demo", device="cpu", dtype="fp32"))
 
 
 @needs_font

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fisedit.evaluation.quality.scene_edits import BenchmarkEdit
 from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.evaluation.scenes.layout import CHANGE_KINDS, sample_change
 from fisedit.evaluation.scenes.vocabulary import BACKGROUND, OBJECT
+from fisedit.models.vocabulary import Vocabulary
 from tests.support.quality import needs_font
 from training.tokens import build_tokenizer
 
@@ -22,6 +24,14 @@ def test_a_word_is_known_when_it_is_one_token():
     tokenizer = build_tokenizer()
     assert scene_edits.is_single_token(tokenizer, "cat") and scene_edits.is_single_token(tokenizer, "snowflakes")
     assert not scene_edits.is_single_token(tokenizer, "zebra")
+
+
+def test_words_that_a_model_lists_are_known_and_other_tokens_are_not():
+    words = frozenset({"cat", "zebra"})
+    pipe = SimpleNamespace(tokenizer=build_tokenizer(), vocabulary=Vocabulary(words, "it draws cats", "its page"))
+    assert list(filter(scene_edits.known_words(pipe), ("cat", "dog", "zebra"))) == ["cat"]
+    pipe.vocabulary = None
+    assert list(filter(scene_edits.known_words(pipe), ("cat", "dog", "zebra"))) == ["cat", "dog"]
 
 
 def spoken(edit: BenchmarkEdit) -> set[str]:
