@@ -23,7 +23,8 @@ def word_set(listed: str) -> frozenset[str]:
 
 
 DETERMINERS = word_set("a an the this that these those his her its their my your our some any no another")
-_PLACE_PREPOSITIONS = word_set(  # prepositions of place
+_PREPOSITIONS = word_set(  # of place and time
+    "before after during throughout amid amidst beyond alongside past "
     "on in at by near next under over behind above below beside between inside outside into onto through across along "
     "around against beneath atop toward towards from upon within among"
 )
@@ -32,7 +33,7 @@ _FUNCTION_WORDS = word_set(
     "was were be been being am has have had do does did not up down out off so very just left right front 's 't 're "
     "'ve 'm 'll 'd s"
 )
-_STOP = DETERMINERS | _PLACE_PREPOSITIONS | _FUNCTION_WORDS
+_STOP = DETERMINERS | _PREPOSITIONS | _FUNCTION_WORDS
 OPENING = word_set("in as like into is")
 # Their object alone is new, not their subject.
 _CARRYING_VERBS = word_set("wearing holding carrying wears holds carries")
@@ -177,7 +178,7 @@ def _nouns_of_verb(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
 
 def _nouns_of_stop_word(s: TaggedPrompt, i: int) -> list[int]:
     """What a stop word concerns: both nouns of a preposition of place, the noun after any other, or else before it."""
-    if s.text(i) in _PLACE_PREPOSITIONS:
+    if s.text(i) in _PREPOSITIONS:
         return _nearest(s, i, -1) + _nearest(s, i, +1)
     return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
 
@@ -214,4 +215,4 @@ def _is_placement(s: TaggedPrompt, head: int, span: range) -> bool:
     i = run_around(s, head)[0] - 1
     while s.text(i) in DETERMINERS:
         i -= 1
-    return i in span and s.text(i) in _PLACE_PREPOSITIONS
+    return i in span and s.text(i) in _PREPOSITIONS

@@ -163,6 +163,8 @@ DELETE = [
     ("a cat with a hat on a chair", "a cat on a chair", "hat", ""),
     ("a cat and a cake on a beach", "a cat on a beach", "cake", ""),
     ("a cat and a cake on a beach", "a cake on a beach", "cat", ""),
+    ("a cat and a ball before high mountains", "a cat before high mountains", "ball", ""),
+    ("a cat and a dog amid tall trees", "a cat amid tall trees", "dog", ""),
     ("a man wearing glasses", "a man", "glasses", ""),
     ("a table with a vase of flowers", "a table", "vase flowers", ""),
     ("a red car", "a car", "car", "car"),

@@ -1,9 +1,6 @@
 """What the published figures promise, held on edits of scenes whose seed no threshold was chosen on.
 
-Floors lie a little under the figures of this very set. In the test of masks they catch queries from timesteps 700 to
-950 (IoU .55), two rounds of self-attention (.50) and none (recall .90); in the test of seams a `MAX_CORRECTION` of 0 or
-one of 255; in those of the drift check a `MAX_DRIFT_RATIO` of 1.2 (.15 of halved masks noticed, not .45) and a
-`GLOBAL_CHANGE_RATIO` of .85 (.50 of changed backgrounds, not .71). Sources are recorded once and serve all tests.
+Floors lie a little under the figures of this very set. Sources are recorded once and serve all tests.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ def test_masks_fit(cases):
         overlaps.append(metrics.mask_fit(grid, case.edit.true_mask).cells)
         if case.edit.removed is not None:
             left.append(metrics.share_outside(case.edit.removed, grid))
-    assert np.mean([overlap.iou for overlap in overlaps]) > 0.6
+    assert np.mean([overlap.iou for overlap in overlaps]) > 0.7
     assert np.mean([overlap.recall for overlap in overlaps]) > 0.88
     assert len(left) >= 6 and np.mean(np.array(left) > VISIBLE_SHARE) <= 0.05
 
