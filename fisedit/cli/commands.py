@@ -19,7 +19,7 @@ from fisedit.storage import files
 
 
 def demo(
-    seed: opt.Seed = 7,
+    seed: opt.Seed = 4,
     num_inference_steps: opt.Steps = 25,
     model: opt.Model = "demo",
     device: opt.Device = None,
