@@ -30,7 +30,7 @@ def test_other_clients_run(site, tmp_path):
     code = code.replace(APP_ADDRESS, site.url).replace("port=7860", f"port={port}").replace("//v1", "/v1")
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert Image.open(tmp_path / "cat.png").size == (128, 128)
+    assert Image.open(tmp_path / "cat.png").size == (256, 256)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -223,7 +223,7 @@ def test_a_thing_that_a_detector_finds_is_edited(browser, site):
     expect(page.locator("#facts")).to_contain_text("of the picture")
     page.locator("#run").click()
     expect(nodes(page)).to_have_count(2)
-    is_cat = cells_on_picture(found["cat"], (128, 128)).repeat(8, 0).repeat(8, 1) > 0
+    is_cat = cells_on_picture(found["cat"], (256, 256)).repeat(8, 0).repeat(8, 1) > 0
     changed = (pixels(page, ".picture") != plain).any(2)
     assert changed[is_cat].mean() > 0.9 and not changed[~is_cat].any()
     expect(page.locator("#things .token")).to_have_count(0)  # another picture, in which nothing was looked for
@@ -267,11 +267,11 @@ def test_programs_choose_models_and_loras(program, site):
 
 
 def test_programs_edit_what_a_detector_finds(program, site):
-    made = program.ask("generate", CAT, 7, 12, 4.0, 128, 128)
+    made = program.ask("generate", CAT, 7, 12, 4.0, 256, 256)
     rest = ("", "", [], -1, 0, "", 1.0, 1.0, "fast", -1)
     edit = program.ask("edit", DOG, *rest, {"detected": ["cat"], "instance": "largest"})
     changed = (picture(edit) != picture(made)).any(2)
-    assert changed[:, :64].any() and not changed[:, 70:].any() and edit.data[0]["mask_area"] < 0.3
+    assert changed[:, :128].any() and not changed[:, 140:].any() and edit.data[0]["mask_area"] < 0.3
     assert program.ask("erase", {"detected": ["CAKE"], "threshold": 0.9}).data[0]["mask_area"] < 0.3
     opened = upload(site, png()), CAT, 7, 2, 4.0
     for name, given, why in (
