@@ -7,39 +7,30 @@ at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as 
 
 # Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
 import base64
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 from gradio.events import api
-from PIL import Image
 
-from app import export, handlers, views
+from app import export, handlers, history, views
+from app.api_inputs import MaskLoader, detect_in, lazy_conditions, lazy_region
 from app.validation import (
-    MAX_PIXELS,
-    AdapterPicture,
-    Conditions,
     RegionSettings,
     SourceSettings,
     decode_picture,
     label,
 )
-from fisedit import Drive, EditResult, Region
+from fisedit import EditResult
 from fisedit.errors import InputError, SessionError
-from fisedit.integrations.mask_providers import MaskProvider, find, union_of
-from fisedit.integrations.region_json import parse_region, parse_regions
-from fisedit.storage import images
+from fisedit.integrations.region_json import parse_region
 
 if TYPE_CHECKING:
     from app.runs import RunProgress
     from app.session import Session
     from app.sessions import AppState
-    from fisedit.integrations.region_json import Detect
-
-MAX_MASK_CHARACTERS, MAX_REFERENCE_CHARACTERS = 1 << 20, 3 << 20
-"""Characters of base64 of a mask, and of a reference picture."""
 
 
 def add(state: "AppState", runs: dict[str, Any]) -> None:
@@ -114,7 +105,7 @@ class Endpoints:
         settings = SourceSettings(
             steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
         )
-        get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
+        get_conditions = lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
             request, lambda session: handlers.generate(self._state, session, prompt, settings, get_conditions())
         )
@@ -152,8 +143,8 @@ class Endpoints:
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
         detector = self._state.pool.detector
-        detect = None if detector is None else _detect(detector, lambda: decode_picture(picture or b""))
-        part = parse_region(region, _MaskLoader(), detect) if region else None
+        detect = None if detector is None else detect_in(detector, lambda: decode_picture(picture or b""))
+        part = parse_region(region, MaskLoader(), detect) if region else None
         given = picture or b"", prompt, settings, part
         yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))
 
@@ -207,8 +198,8 @@ class Endpoints:
             The progress of every step; at the end the result.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
-        get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
+        get_region = lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
+        get_conditions = lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
             request,
             lambda session: handlers.edit(
@@ -264,8 +255,8 @@ class Endpoints:
             The mask, its share of the picture, the predicted seconds and multiply-accumulates, beside a dense run's.
         """
         repaint = strength, quality, seed
-        get_region = _lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
-        get_conditions = _lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
+        get_region = lazy_region(words, instance, grow, mask, protect, repaint, region, regions)
+        get_conditions = lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         state, session = self._state, self._session(request)
         return _estimate_to_dict(handlers.preview(state, session, prompt, get_region(state, session), get_conditions()))
 
@@ -289,7 +280,7 @@ class Endpoints:
         """
         if not region:
             raise InputError('region must say what goes, got none; send such as {"box": [0, 0, 64, 64]}')
-        get_region = _lazy_region([], -1, 0, "", "", (1.0, quality, seed), region)
+        get_region = lazy_region([], -1, 0, "", "", (1.0, quality, seed), region)
         yield from self._stream(
             request, lambda session: handlers.erase(self._state, session, get_region(self._state, session))
         )
@@ -345,7 +336,7 @@ class Endpoints:
         """
         session = self._session(request)
         if checkout:
-            handlers.checkout(session, str(checkout))
+            history.checkout(session, str(checkout))
         results = list(session.history)
         current = session.current.id if results else None
         shown = [_result_to_dict(session, result, pictures=pictures) for result in results]
@@ -413,93 +404,6 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
         "fallback": plan.fallback,
         "nothing": plan.nothing,
     }
-
-
-def _lazy_region(
-    words: list[str],
-    instance: int,
-    grow: int,
-    mask: str,
-    protect: str,
-    repaint: tuple[float, str, int],
-    region: dict[str, Any],
-    regions: Sequence[dict[str, Any]] = (),
-) -> "Callable[[AppState, Session], RegionSettings]":
-    """A region from a program's arguments, read when the run begins, so that errors are reported alike."""
-
-    def get_region(state: "AppState", session: "Session") -> RegionSettings:
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError("words must be a list of words of a prompt")
-        add = _decode_image(mask, "mask")
-        piece = None if instance == -1 else instance
-        keep = _decode_image(protect, "protect")
-        strength, quality, seed = repaint
-        noise = None if seed == -1 else seed
-        settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
-        load_mask = _MaskLoader()
-        detector = state.pool.detector
-        detect = None if detector is None else _detect(detector, lambda: session.current.image)
-        whole = parse_region(region, load_mask, detect) if region else None
-        several = parse_regions(regions, load_mask, detect) if regions else ()
-        return replace(settings, region=whole, regions=tuple(several))
-
-    return get_region
-
-
-def _detect(detector: MaskProvider, get_picture: Callable[[], Image.Image]) -> "Detect":
-    """What a detector finds in a picture, for `parse_region`."""
-
-    def detect(labels: Sequence[str], threshold: float, instance: str) -> Region:
-        return union_of(find(detector, get_picture(), labels=labels, threshold=threshold, instance=instance), labels)
-
-    return detect
-
-
-def _lazy_conditions(
-    reference: str, reference_scale: float, control: str, control_scale: float, drive: Any, *, edges: bool
-) -> Callable[[], Conditions]:
-    """What adapters read from a program's arguments, decoded when the run begins."""
-
-    def get_conditions() -> Conditions:
-        if not isinstance(edges, bool):
-            raise InputError(f"edges must be true or false, got {edges!r:.40}")
-        look, where = (
-            _decode_bytes(text, name, MAX_REFERENCE_CHARACTERS)
-            for text, name in ((reference, "reference"), (control, "control"))
-        )
-        return Conditions(
-            AdapterPicture(look, reference_scale) if look else None,
-            AdapterPicture(where, control_scale, edges) if where or edges else None,
-            Drive.from_dict(drive) if drive else None,
-        )
-
-    return get_conditions
-
-
-def _decode_image(text: str, what: str) -> Image.Image | None:
-    data = _decode_bytes(text, what, MAX_MASK_CHARACTERS)
-    return images.decode(data, what).image if data else None
-
-
-class _MaskLoader:
-    """Decodes the masks of a request, which together have at most `MAX_PIXELS`."""
-
-    def __init__(self) -> None:
-        self._left = MAX_PIXELS
-
-    def __call__(self, text: str) -> Image.Image:
-        data = _decode_bytes(text, "mask", MAX_MASK_CHARACTERS)
-        if not data:
-            raise InputError("mask of a region must be an image as base64, got an empty text")
-        mask = images.decode(data, "mask", max_pixels=self._left).image
-        self._left = max(1, self._left - mask.width * mask.height)
-        return mask
-
-
-def _decode_bytes(text: str, what: str, most: int) -> bytes:
-    if not isinstance(text, str) or len(text) > most:
-        raise InputError(f"{what} must be an image as base64 of at most {most} letters")
-    return views.decode_base64(text, what)
 
 
 def _to_int(number: float) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import export, handlers, html, inputs, live, variations, views
+from app import export, handlers, history, html, inputs, live, variations, views
 from app.components import ALL_PIECES
 from app.updates import PageUpdates, Updates
 from app.validation import NO_CONDITIONS, Busy, PartNotOpened, decode_picture, grow_bound
@@ -320,13 +320,13 @@ class EventHandlers:
             chosen = str(event.id)
         except (AttributeError, TypeError) as error:  # it holds what a request sent
             raise InputError("event_data must have the id of a result") from error
-        return self._move(request, lambda session: handlers.checkout(session, chosen))
+        return self._move(request, lambda session: history.checkout(session, chosen))
 
     def on_compare(self, request: gr.Request, other: str) -> Updates:
         """Another picture to compare the one on the stage with."""
         session = self._session(request)
         try:
-            before, after = handlers.compare(session, str(other))
+            before, after = history.compare(session, str(other))
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error")}
         return {self.page.stage: gr.update(picture=self.updates.picture(after, before, "compare"))}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
+from app.edit_arguments import condition_arguments, region_arguments, region_of, source_arguments
 from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
 from app.validation import (
     NO_CONDITIONS,
@@ -21,15 +22,13 @@ from app.validation import (
     check_region,
     check_settings,
     clean_prompt,
-    decode_adapter_picture,
     decode_picture,
 )
 from fisedit import Region
-from fisedit.adapters.control_pictures import canny
-from fisedit.errors import InputError, SessionError
+from fisedit.errors import InputError
 from fisedit.masking.region_arguments import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
-from fisedit.values import CONTROL, DRIVE, REFERENCE, SchedulerName, num_timesteps
+from fisedit.values import SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
     from fisedit.editor import Preview
     from fisedit.integrations.mask_providers import Detection
     from fisedit.values import Box, OnStep
-
-T = TypeVar("T")
-Arguments = dict[str, Any]
-"""Keyword arguments of an editor's methods."""
 
 EditJob = Callable[["Editor", "OnStep"], "EditResult"]
 """Makes a result, and tells of its steps."""
@@ -93,7 +88,7 @@ def generate(
         Cancelled: it was stopped.
     """
     text, choice = clean_prompt(prompt), state.select(check_settings(settings))
-    arguments = _source_arguments(settings, choice) | {"scheduler": settings.scheduler}
+    arguments = source_arguments(settings, choice) | {"scheduler": settings.scheduler}
     add_conditions = condition_arguments(state, conditions)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
@@ -129,7 +124,7 @@ def open_picture(
     picture, settings = decode_picture(data), settings or SourceSettings()
     text = None if isinstance(prompt, str) and not prompt.strip() else clean_prompt(prompt)
     choice = state.select(check_settings(settings))
-    arguments = _source_arguments(settings, choice)
+    arguments = source_arguments(settings, choice)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:
         return editor.open(picture, text, region=region, **arguments, on_step=on_step)
@@ -397,109 +392,6 @@ def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator
     return stream_run(state, session, RunRequest(job, result.config.num_timesteps, choice))
 
 
-def undo(session: Session) -> EditResult:
-    """Go back to the parent. Raises SessionError at a source, Busy while the session is at work."""
-    return _move(session, session.history.undo)
-
-
-def redo(session: Session) -> EditResult:
-    """Go forward to the edit visited last. Raises SessionError where there is none, Busy."""
-    return _move(session, session.history.redo)
-
-
-def checkout(session: Session, result_id: str) -> EditResult:
-    """Make any result the current one; the next edit branches there. Raises SessionError for an unknown id, Busy."""
-    return _move(session, lambda: session.history.checkout(result_id))
-
-
-def delete(session: Session, result_id: str) -> tuple[str, ...]:
-    """Remove a result and what was made from it; returns the ids that are gone. Raises SessionError, Busy."""
-    return _move(session, lambda: session.delete(result_id))
-
-
-def delete_current(session: Session) -> tuple[str, ...]:
-    """Remove the current result; returns the ids that are gone. Raises SessionError where there is none, Busy."""
-    return delete(session, session.current.id)
-
-
-def count_descendants(session: Session) -> int:
-    """How many results were made from the current one, or from those."""
-    history, found = session.history, [session.current.id]
-    for result in history:  # parents come before their children
-        if result.parent in found:
-            found.append(result.id)
-    return len(found) - 1
-
-
-def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
-    """Any other result and the current one. Raises SessionError: no such result, or one of another size."""
-    current, other = session.current, session.history.find(other_id)
-    if other.size != current.size:
-        sizes = " and ".join(f"{r.size[0]}x{r.size[1]}" for r in (other, current))
-        raise SessionError(f"pictures must be of one size to be compared, got {sizes}")
-    return other, current
-
-
-def _source_arguments(settings: SourceSettings, choice: ModelChoice) -> Arguments:
-    """Arguments that `Editor.generate` and `Editor.open` share."""
-    return {
-        "seed": settings.seed,
-        "num_inference_steps": settings.steps,
-        "guidance_scale": float(choice.model.guidance if settings.guidance is None else settings.guidance),
-        "negative_prompt": settings.negative_prompt,
-        "width": settings.width,
-        "height": settings.height,
-        "clip_skip": settings.clip_skip,
-    }
-
-
-def condition_arguments(state: AppState, conditions: Conditions) -> Callable[[Editor], Arguments]:
-    """What adapters read as arguments, once there is an editor. Raises InputError."""
-    given = {name: each for name in (REFERENCE, CONTROL, DRIVE) if (each := getattr(conditions, name)) is not None}
-    decoded = {name: decode_adapter_picture(each, name) for name, each in given.items() if name != DRIVE}
-    if missing := given.keys() - state.pool.reads:
-        raise InputError(f"a {min(missing)} needs an adapter that reads it; start the app with --adapter")
-
-    def add(editor: Editor) -> Arguments:
-        loaded = {each.source: each.adapter.argument for each in editor.adapters}
-        for source, argument in loaded.items():
-            if argument in decoded:
-                editor.scale_adapter(given[argument].scale, source)
-        if missing := given.keys() - set(loaded.values()):
-            raise InputError(f"no adapter for a {min(missing)} fits the model; leave it out, or choose another model")
-        pictures = {name: _own_edges(editor) if each is None else each for name, each in decoded.items()}
-        return pictures if conditions.drive is None else pictures | {DRIVE: conditions.drive}
-
-    return add
-
-
-def _own_edges(editor: Editor) -> Image:
-    """Of the picture that the current one goes back to, so that they stay what they are from edit to edit."""
-    return canny(editor.history.lineage(editor.current.id)[0].canvas)
-
-
-def region_arguments(region: RegionSettings) -> Arguments:
-    """A region as arguments of `Editor.edit`: where it is, and how much of it changes."""
-    where: Arguments = {"regions": region.regions} if region.regions else {"region": region_of(region)}
-    return where | {
-        "strength": float(region.strength),
-        "quality": region.quality,
-        "seed": region.seed,
-    }
-
-
-def region_of(settings: RegionSettings) -> Region:
-    """Where it is: as a whole, or where words attend or what is painted, or both."""
-    found = settings.region or Region.words(*settings.words, instance=settings.instance)
-    found = found.grow(settings.grow)
-    if (marked := settings.marked) is not None:
-        found = marked if settings.only else found | marked
-    if settings.outside:
-        found = found - Region.points(*settings.outside, outside=settings.inside)
-    found = found.feather(settings.feather)
-    return found if settings.protect is None else found - Region.mask(settings.protect)
-
-
 def _estimate(preview: Preview, choice: ModelChoice, shown: EditResult) -> EditEstimate:
     place = shown.size, shown.config.crop
     if preview.seconds is not None and preview.seconds_dense is not None:  # by this machine's cost table
@@ -508,11 +400,3 @@ def _estimate(preview: Preview, choice: ModelChoice, shown: EditResult) -> EditE
     dense = estimator.dense_seconds(preview.macs_dense)
     seconds = dense if preview.fallback else estimator.sparse_seconds(preview.macs, preview.macs_dense)
     return EditEstimate(preview, 0.0 if preview.nothing else seconds, dense, *place)
-
-
-def _move(session: Session, move: Callable[[], T]) -> T:
-    with session.work():
-        session.drop_live()
-        result = move()
-        session.save_or_say()
-        return result

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import api, export, handlers
+from app import api, export, history
 from app.components import PageComponents, read_asset
 from app.events import EventHandlers
 from app.page_blocks import PageBlocks
@@ -132,7 +132,7 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
 
 def _connect_history(page: PageComponents, events: EventHandlers) -> None:
     shown = page.session_outputs
-    moves = {page.undo: handlers.undo, page.redo: handlers.redo, page.delete_now: handlers.delete_current}
+    moves = {page.undo: history.undo, page.redo: history.redo, page.delete_now: history.delete_current}
     moved = [button.click(events.on_move(move), None, shown, **_UNQUEUED) for button, move in moves.items()]
     moved += [page.tree.select(events.on_select, None, shown, **_UNQUEUED)]
     for event in moved:

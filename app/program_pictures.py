@@ -14,7 +14,7 @@ from hashlib import sha256
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
-from app import export, handlers
+from app import export, handlers, history
 from app.runs import RunProgress
 from app.validation import Busy, RegionSettings, decode_picture
 from fisedit import Region
@@ -92,7 +92,7 @@ class ProgramPictures:
         with self._running_in(session):
             known = [result for result in session.history if _digest(result.image) == digest]
             if known:
-                handlers.checkout(session, known[-1].id)
+                history.checkout(session, known[-1].id)
             else:
                 part = Region.mask(region.add) if region is not None and region.add is not None else None
                 self._last(handlers.open_picture(self.state, session, data, source_prompt, settings, part))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app import handlers, html, views
+from app import html, views
 from app.components import ALL_PIECES, SCHEDULERS
+from app.history import count_descendants
 from app.validation import GROW, grow_bound, label
 from fisedit.values import Quality, SchedulerName
 
@@ -79,7 +80,7 @@ class PageUpdates:
             page.words: gr.update(choices=list(dict.fromkeys(re.findall(r"\w+", current.prompt.lower()))), value=[]),
             page.instance: gr.update(choices=[ALL_PIECES], value=ALL_PIECES[1]),
             page.grow: self._grow(session),
-            page.descendants: handlers.count_descendants(session),
+            page.descendants: count_descendants(session),
             **self._no_things(),
         }
 

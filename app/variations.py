@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import fromarray
 
-from app.handlers import condition_arguments, on_its_part, region_arguments, region_of
+from app.edit_arguments import condition_arguments, region_arguments, region_of
+from app.handlers import on_its_part
 from app.runs import RunProgress, RunRequest, part_of, stream_run
 from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region, clean_prompt
 from fisedit import Region

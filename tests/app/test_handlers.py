@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import export, handlers, html, live, variations
+from app import export, handlers, history, html, live, variations
 from app.components import PageComponents
 from app.events import EventHandlers
 from app.validation import (
@@ -130,7 +130,7 @@ def test_a_session_does_one_thing_at_a_time(state, session):
     running = handlers.generate(state, session, DOG, SourceSettings(steps=50))
     next(running)
     for ask in (
-        lambda: handlers.undo(session),
+        lambda: history.undo(session),
         lambda: handlers.preview(state, session, DOG),
         lambda: next(handlers.edit(state, session, DOG)),
         lambda: export.export_session(session),
@@ -186,7 +186,7 @@ def test_a_result_that_cannot_be_saved_is_there_and_said(state, session, monkeyp
         assert session.current is edit
         said = events.updates.after_run(session)[page.status]
         assert "not saved: No space left on device." in said and "/home" not in said
-    handlers.undo(session)
+    history.undo(session)
     assert events.updates.session(session, view="edit")[page.status] == ""
 
 
@@ -194,23 +194,23 @@ def test_history_is_a_tree(state, session):
     source = made(state, session)
     dog = last(handlers.edit(state, session, DOG))
     castle = last(handlers.edit(state, session, DOG.replace("cake", "castle")))
-    handlers.checkout(session, source.id)
+    history.checkout(session, source.id)
     fox = last(handlers.edit(state, session, FOX))
     assert html.layout(session.history) == {"0": (0, 0), "1": (1, 0), "2": (2, 0), "3": (1, 1)}
-    assert handlers.undo(session) is source and handlers.redo(session) is fox
-    assert handlers.compare(session, dog.id) == (dog, fox)
-    handlers.checkout(session, dog.id)
-    assert handlers.count_descendants(session) == 1
-    assert handlers.delete_current(session) == (dog.id, castle.id)
+    assert history.undo(session) is source and history.redo(session) is fox
+    assert history.compare(session, dog.id) == (dog, fox)
+    history.checkout(session, dog.id)
+    assert history.count_descendants(session) == 1
+    assert history.delete_current(session) == (dog.id, castle.id)
     assert [result.id for result in session.history] == ["0", "3"] and session.current is source
     assert last(handlers.edit(state, session, DOG)).id == "4"
     with pytest.raises(SessionError, match="no result '1'"):
-        handlers.checkout(session, dog.id)
+        history.checkout(session, dog.id)
 
 
 def test_deleting_the_last_picture_leaves_an_empty_session(state, session):
     made(state, session)
-    assert handlers.delete_current(session) == ("0",)
+    assert history.delete_current(session) == ("0",)
     assert not session.folder.exists()
     with pytest.raises(SessionError, match="no source"):
         next(handlers.edit(state, session, DOG))
@@ -320,7 +320,7 @@ def test_pictures_of_two_sizes_are_not_compared(state, session):
     first = made(state, session, CAT, SourceSettings(steps=2, seed=7, width=64, height=64))
     made(state, session, CAT, SourceSettings(steps=2, seed=7, width=72, height=64))
     with pytest.raises(SessionError, match="of one size to be compared, got 64x64 and 72x64"):
-        handlers.compare(session, first.id)
+        history.compare(session, first.id)
 
 
 def test_an_estimate_is_the_cost_tables_where_there_is_one():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import export, handlers, views
+from app import export, handlers, history, views
 from app.components import PageComponents
 from app.events import EventHandlers
 from app.live import edit_live
@@ -55,7 +55,7 @@ def test_a_run_of_something_else_removes_it(state, session, region):
 def test_any_move_removes_it(state, session):
     source = made(state, session)
     last(edit_live(state, session, DOG))
-    handlers.checkout(session, source.id)
+    history.checkout(session, source.id)
     assert ids(session) == [source.id] and session.live is None
 
 
@@ -68,7 +68,7 @@ def test_a_run_and_a_move_stop_one_that_is_being_drawn(state, session):
         list(drawn)
     assert ids(session) == [source.id, edit.id] and session.current is edit
     next(edit_live(state, session, DOG))
-    assert handlers.undo(session) is source and ids(session) == [source.id, edit.id]
+    assert history.undo(session) is source and ids(session) == [source.id, edit.id]
 
 
 def test_a_region_is_not_predicted_over_one(state, session):

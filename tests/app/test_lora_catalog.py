@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import export, handlers
+from app import export, handlers, history
 from app.lora_catalog import LoraCatalog
 from app.model_pool import LoadedModel
 from app.sessions import AppState
@@ -77,9 +77,9 @@ def test_a_chosen_lora_paints_a_picture_and_its_edits(state, session, places, pl
     assert np.array_equal(seen.mask.grid, plain.preview("a fox and a cake on a beach").mask.grid)
     assert state.pool.loras.as_text(edit.config.loras) == "ink at 0.6" and state.pool.loras.as_text(()) == ""
 
-    handlers.checkout(session, without.id)
+    history.checkout(session, without.id)
     assert last(handlers.edit(state, session, DOG)).config.loras == ()
-    handlers.checkout(session, source.id)
+    history.checkout(session, source.id)
     session.drop_editors()
     assert same(last(handlers.edit(state, session, DOG)), edit)
     assert list(handlers.measure_dense(state, session, edit.id))[-1].seconds > 0
@@ -243,7 +243,7 @@ def test_a_look_stays_with_a_picture_and_with_its_owner(state, session, tmp_path
     packed = export.export_session(session).read_bytes()
     back = state.session("back")
     export.import_session(state, back, packed)
-    handlers.checkout(back, mine.id)
+    history.checkout(back, mine.id)
     assert same(last(handlers.edit(state, back, DOG)), edit)
 
 

@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from app import export, handlers, html
+from app import export, handlers, history, html
 from app.model_pool import ModelPool
 from app.sessions import AppState
 from app.validation import AdapterPicture, Conditions, SourceSettings
@@ -60,7 +60,7 @@ def both(state, session):
     """A picture of either model, and an edit of each."""
     made = [last(handlers.generate(state, session, CAT, DEMO)), last(handlers.generate(state, session, CAT, OTHER))]
     edits = [last(handlers.edit(state, session, DOG))]
-    handlers.checkout(session, made[0].id)
+    history.checkout(session, made[0].id)
     return made, [last(handlers.edit(state, session, DOG)), *edits]
 
 
@@ -73,7 +73,7 @@ def test_a_picture_and_its_edits_are_its_models(state, session, other):
     assert html.layout(session.history) == {"0": (0, 0), "1": (0, 1), "2": (1, 1), "3": (1, 0)}
     assert [session.model_name(result) for result in session.history] == ["demo", str(other), str(other), "demo"]
     assert list(handlers.measure_dense(state, session, edits[1].id))[-1].seconds > 0
-    handlers.checkout(session, edits[1].id)
+    history.checkout(session, edits[1].id)
     seen = handlers.preview(state, session, FOX)
     assert np.array_equal(seen.preview.mask.grid, last(handlers.edit(state, session, FOX)).mask.grid)
 
@@ -93,7 +93,7 @@ def test_the_idle_one_makes_room_and_pictures_stay(one):
     session = one.session("me")
     source = last(handlers.generate(one, session, CAT, DEMO))
     edit = last(handlers.edit(one, session, DOG))
-    handlers.checkout(session, source.id)
+    history.checkout(session, source.id)
     weights = weakref.ref(one.pool.first.loaded.editor.pipe.unet)
     assert session.recorded_bytes > 0
     other = last(handlers.generate(one, session, CAT, OTHER))
@@ -101,10 +101,10 @@ def test_the_idle_one_makes_room_and_pictures_stay(one):
     gc.collect()
     assert weights() is None
     assert [result.id for result in session.history] == ["0", "1", "2"]
-    handlers.checkout(session, source.id)
+    history.checkout(session, source.id)
     again = last(handlers.edit(one, session, DOG))
     assert same(again, edit) and "rebuilt" in " ".join(again.stats.notes) and loaded(one) == ["demo"]
-    handlers.checkout(session, other.id)
+    history.checkout(session, other.id)
     assert last(handlers.edit(one, session, DOG)).parent == other.id
 
 
@@ -192,7 +192,7 @@ def test_a_session_of_several_models_comes_back(shared, state, session, other):
     assert not loaded(state) and back is not session
     assert [back.model_name(result) for result in back.history] == ["demo", str(other), str(other), "demo"]
     assert back.current.id == edits[0].id and str(back.current.diff) == str(edits[0].diff)
-    handlers.checkout(back, "1")
+    history.checkout(back, "1")
     assert same(last(handlers.edit(state, back, DOG)), edits[1])
     with pytest.raises(SessionError, match=r"is of the model '.*other', got 'demo'; start that one"):
         Editor.from_pretrained("demo").load(state.folder / session.key)
@@ -205,7 +205,7 @@ def test_pictures_of_a_model_that_is_not_offered_can_be_looked_at(state, session
     fewer = AppState.open(folder=state.folder)
     back = fewer.adopt("me", session.key)
     assert len(back.history) == 4
-    handlers.checkout(back, made[1].id)
+    history.checkout(back, made[1].id)
     for refused in (
         lambda: last(handlers.edit(fewer, back, DOG)),
         lambda: handlers.preview(fewer, back, DOG),
@@ -213,7 +213,7 @@ def test_pictures_of_a_model_that_is_not_offered_can_be_looked_at(state, session
     ):
         with pytest.raises(SessionError, match="made with the model other; start the app with it, as --model"):
             refused()
-    handlers.checkout(back, made[0].id)
+    history.checkout(back, made[0].id)
     assert last(handlers.edit(fewer, back, FOX)).parent == made[0].id
     found = export.restore_settings(fewer, picture)
     assert "It was made with the model other, which is not offered here." in found.message
@@ -229,7 +229,7 @@ def test_an_archive_of_several_models(state, session, tmp_path):
     elsewhere = AppState.open("demo", derived(tmp_path / "elsewhere" / "other"), folder=tmp_path / "there")
     back = elsewhere.session("me")
     assert same(export.import_session(elsewhere, back, data), edits[0])
-    handlers.checkout(back, "1")
+    history.checkout(back, "1")
     assert same(last(handlers.edit(elsewhere, back, DOG)), edits[1])
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app import handlers, runs, sessions, worker
+from app import handlers, history, runs, sessions, worker
 from app.model_pool import MIN_FEATURE_BYTES
 from app.session import Session
 from app.sessions import AppState
@@ -58,7 +58,7 @@ def test_features_of_the_longest_idle_go_first_and_come_back(state):
     a, b = state.session("a"), state.session("b")
     made(state, a)
     expected = last(handlers.edit(state, a, DOG))
-    handlers.undo(a)
+    history.undo(a)
     state.feature_bytes = a.recorded_bytes
     state.session("a")
     made(state, b)
@@ -88,7 +88,7 @@ def test_what_was_recorded_is_put_aside_too(state, tmp_path, monkeypatch, room):
     a = state.session("a")
     made(state, a)
     expected = last(handlers.edit(state, a, DOG))
-    handlers.undo(a)
+    history.undo(a)
     state.session("b"), state.session("c")
     state._parker.submit(lambda: None).result()
     assert bool(list(a.folder.glob("*.safetensors"))) == room

@@ -1,0 +1,65 @@
+"""Moves in a session's history: undo, redo, checkout, delete, compare. Knows sessions; neither gradio nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from fisedit.errors import SessionError
+
+if TYPE_CHECKING:
+    from app.session import Session
+    from fisedit import EditResult
+
+T = TypeVar("T")
+
+
+def undo(session: Session) -> EditResult:
+    """Go back to the parent. Raises SessionError at a source, Busy while the session is at work."""
+    return _move(session, session.history.undo)
+
+
+def redo(session: Session) -> EditResult:
+    """Go forward to the edit visited last. Raises SessionError where there is none, Busy."""
+    return _move(session, session.history.redo)
+
+
+def checkout(session: Session, result_id: str) -> EditResult:
+    """Make any result the current one; the next edit branches there. Raises SessionError for an unknown id, Busy."""
+    return _move(session, lambda: session.history.checkout(result_id))
+
+
+def delete(session: Session, result_id: str) -> tuple[str, ...]:
+    """Remove a result and what was made from it; returns the ids that are gone. Raises SessionError, Busy."""
+    return _move(session, lambda: session.delete(result_id))
+
+
+def delete_current(session: Session) -> tuple[str, ...]:
+    """Remove the current result; returns the ids that are gone. Raises SessionError where there is none, Busy."""
+    return delete(session, session.current.id)
+
+
+def count_descendants(session: Session) -> int:
+    """How many results were made from the current one, or from those."""
+    history, found = session.history, [session.current.id]
+    for result in history:  # parents come before their children
+        if result.parent in found:
+            found.append(result.id)
+    return len(found) - 1
+
+
+def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
+    """Any other result and the current one. Raises SessionError: no such result, or one of another size."""
+    current, other = session.current, session.history.find(other_id)
+    if other.size != current.size:
+        sizes = " and ".join(f"{r.size[0]}x{r.size[1]}" for r in (other, current))
+        raise SessionError(f"pictures must be of one size to be compared, got {sizes}")
+    return other, current
+
+
+def _move(session: Session, move: Callable[[], T]) -> T:
+    with session.work():
+        session.drop_live()
+        result = move()
+        session.save_or_say()
+        return result
