@@ -17,6 +17,7 @@ import numpy as np
 
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
 from fisedit.masking.masks import bounding_boxes, clean_mask, confidence, otsu
+from fisedit.masking.word_classes import ENLARGING, REDUCING
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditMask, MaskSource
 
@@ -46,6 +47,11 @@ LOW_CONFIDENCE_BOUNDARY_RATIO, LOW_CONFIDENCE_BOUNDARY_WIDTH = 0.4, 0.125
 from the region, and its boundary has a lower threshold but half the width, as cells of a map of noise are connected. Of
 160 swaps and removals in crowded scenes (128 px, development seed 9400) a part is left in 5 instead of 25 at a mean
 area of 18 instead of 16 %; elsewhere (9100 and 9200) areas grow by 1 %."""
+
+ENLARGEMENT = 1.5
+"""Scale of the sides of an object's bounding box where a word asks for a larger one; squared from small to big. Of 21
+changes of size in drawn scenes (256 px, development seed 9100) IoU is .78 at a recall of .91; without it .54 and .57,
+with 1.3 .71 and .76, with 1.6 .74 and .94."""
 
 ROUNDS = 1
 """Rounds of refinement by self-attention. On drawn scenes none finds as much; with two, objects merge."""
@@ -134,8 +140,30 @@ def _localize(
     boundary = above_li(heatmap, boundary_ratio)
     for _ in range(round(width * min(heatmap.shape))):
         inside |= dilate(inside, 1) & boundary & ~other_objects
-    new_words = {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}
-    return (bounding_boxes(inside) & ~other_objects if new_words else inside), heatmap, other_objects
+    if (scale := _scale(hunk)) > 1:
+        inside = _enlarged(inside, scale) & ~other_objects
+    elif {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}:
+        inside = bounding_boxes(inside) & ~other_objects
+    return inside, heatmap, other_objects
+
+
+def _scale(hunk: Hunk) -> float:
+    """By how much the sides of a changed object's box grow, 1 or more; an inserted one has no size yet."""
+    if not hunk.focus_old:
+        return 1.0
+    old, new = ({word.text.casefold() for word in words} for words in (hunk.old, hunk.new))
+    steps = bool(new & ENLARGING) - bool(old & ENLARGING) + bool(old & REDUCING) - bool(new & REDUCING)
+    return float(ENLARGEMENT ** max(0, steps))
+
+
+def _enlarged(grid: BoolGrid, scale: float) -> BoolGrid:
+    """The bounding box [h, w] of what is inside, larger to both sides and up, as things stand on what is below them."""
+    boxes = np.zeros_like(grid)
+    if grid.any():
+        (top, left), (bottom, right) = np.argwhere(grid).min(0), np.argwhere(grid).max(0) + 1
+        up, beside = round((bottom - top) * (scale - 1)), round((right - left) * (scale - 1) / 2)
+        boxes[max(0, top - up) : bottom, max(0, left - beside) : right + beside] = True
+    return boxes
 
 
 def _probability(words: Sequence[Word], maps: Heatmap) -> Heatmap:

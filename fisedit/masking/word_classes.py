@@ -54,6 +54,9 @@ ADJECTIVES = word_set(  # only those that are no nouns as well: an orange, gold 
     "empty full broken clean dirty one two three four five six seven eight nine ten many several few"
 )
 
+ENLARGING = word_set("big bigger large larger huge giant gigantic enormous tall taller long longer wide wider")
+REDUCING = word_set("small smaller little tiny short shorter narrow miniature")
+
 
 class WordClass(Enum):
     """What a word does in a prompt, as far as masks depend on it."""

@@ -197,3 +197,22 @@ def test_shared_tokens_are_those_of_words_in_both_prompts(editor):
 def test_structure_out_of_range(editor, share):
     with pytest.raises(InputError, match="structure must be in"):
         editor.edit(DOG, structure=share)
+
+
+def test_a_thing_that_shall_be_larger_gets_the_room(editor):
+    source = editor.generate("a small cat on a beach", seed=7, num_inference_steps=6, guidance_scale=4.0)
+    box = editor.preview("a small dog on a beach").mask.grid
+    larger, red = (editor.preview(prompt).mask for prompt in ("a big cat on a beach", "a small red cat on a beach"))
+    assert (larger.grid | ~box).all() and larger.grid.sum() > 2 * box.sum()
+    assert (box | ~red.grid).all()
+    rows, columns = larger.grid.any(1).nonzero()[0], larger.grid.any(0).nonzero()[0]
+    assert larger.grid.sum() == len(rows) * len(columns) and rows[-1] == box.any(1).nonzero()[0][-1]
+    assert editor.edit("a big cat on a beach").changed_outside(source) == 0
+
+
+def test_a_thing_that_shall_be_smaller_keeps_its_room(editor):
+    editor.generate("a big cat on a beach", seed=7, num_inference_steps=6, guidance_scale=4.0)
+    smaller, red = (
+        editor.preview(prompt).mask.grid for prompt in ("a small cat on a beach", "a big red cat on a beach")
+    )
+    assert (smaller == red).all()
