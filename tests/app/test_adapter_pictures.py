@@ -93,16 +93,16 @@ def test_a_reference_that_no_adapter_reads(state):
 
 
 def test_a_program_sends_a_control(state):
-    from app.api import _lazy_conditions
+    from app.api_inputs import lazy_conditions
 
     text = base64.b64encode(png(RED)).decode()
-    assert _lazy_conditions("", 1.0, text, 0.5, {}, edges=True)() == Conditions(
+    assert lazy_conditions("", 1.0, text, 0.5, {}, edges=True)() == Conditions(
         control=AdapterPicture(png(RED), 0.5, True)
     )
-    assert _lazy_conditions("", 1.0, "", 1.0, {}, edges=False)() == NO_CONDITIONS
+    assert lazy_conditions("", 1.0, "", 1.0, {}, edges=False)() == NO_CONDITIONS
     told = {"pose": POSE[:6], "expression": {"jawOpen": 1}}
-    assert _lazy_conditions("", 1.0, "", 1.0, told, edges=False)() == Conditions(drive=Drive(**told))
+    assert lazy_conditions("", 1.0, "", 1.0, told, edges=False)() == Conditions(drive=Drive(**told))
     with pytest.raises(InputError, match="a drive must be a JSON object"):
-        _lazy_conditions("", 1.0, "", 1.0, [1], edges=False)()
+        lazy_conditions("", 1.0, "", 1.0, [1], edges=False)()
     with pytest.raises(InputError, match="edges must be true or false, got 'false'"):
-        _lazy_conditions("", 1.0, text, 0.5, {}, edges="false")()
+        lazy_conditions("", 1.0, text, 0.5, {}, edges="false")()
