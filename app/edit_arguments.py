@@ -1,4 +1,4 @@
-"""What a request says, as arguments of an editor's methods. Knows no session, neither gradio nor torch."""
+"""What a request says, as arguments of an editor's methods. Knows the app's state; neither gradio nor torch."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 _SEPARATIONS = (0.0, 0.5, 0.72, 0.79, 0.81, 0.83, 0.84, 0.86, 0.88, 0.95, 1.0)
 _CORRECT_RATIOS = (0.0, 0.1, 0.13, 0.2, 0.5, 0.7, 0.8, 0.95, 0.98, 1.0, 1.0)
 """Otsu's criterion of a heatmap, and the share of regions that are right at it: whose IoU with the true cells is at
-least a half. Fitted to 540 swaps, removals and inserts of drawn scenes (demo model, development seeds 9100, 9200 and
-9400), by isotonic regression with rounded knots; none has less than .72. `fisedit bench masks` says how it holds."""
+least a half. Fitted to 540 swaps, removals and inserts of drawn scenes (demo model of 128 px, development seeds 9100,
+9200 and 9400), by isotonic regression with rounded knots; none has less than .72. `fisedit bench masks` says how it
+holds."""
 
 LOW_CONFIDENCE = 0.1
 """Confidence below which attention did not tell inside from outside, and an edit runs dense: that of .5 by Otsu's

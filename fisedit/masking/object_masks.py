@@ -54,7 +54,8 @@ changes of size in drawn scenes (256 px, development seed 9100) IoU is .78 at a 
 with 1.3 .71 and .76, with 1.6 .74 and .94."""
 
 ROUNDS = 1
-"""Rounds of refinement by self-attention. On drawn scenes none finds as much; with two, objects merge."""
+"""Rounds of refinement by self-attention. On 88 edits of drawn scenes (256 px, development seed 9400) mean IoU is .72
+without, .74 with one and .73 with two."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,9 +137,9 @@ def kind(command: str) -> str:
 
 
 def changes(commit: str, paths: tuple[str, ...]) -> list[str]:
-    """Files whose content changed since a commit; of Python files those whose code did."""
+    """Files whose content changed since a commit, but documents; of Python files those whose code did."""
     names = (git("diff", "--name-only", commit, "--", *paths) or "").split()
-    return [name for name in names if not same_code(commit, name)]
+    return [name for name in names if not name.endswith(".md") and not same_code(commit, name)]
 
 
 def same_code(commit: str, name: str) -> bool:
