@@ -137,26 +137,50 @@ def kind(command: str) -> str:
 
 
 def changes(commit: str, paths: tuple[str, ...]) -> list[str]:
-    """Files whose content changed since a commit, but documents; of Python files those whose code did."""
-    names = (git("diff", "--name-only", commit, "--", *paths) or "").split()
-    return [name for name in names if not name.endswith(".md") and not same_code(commit, name)]
+    """Files whose content changed since a commit, but documents; of Python files those whose statements did."""
+    names = [
+        name for name in (git("diff", "--name-only", commit, "--", *paths) or "").split() if not name.endswith(".md")
+    ]
+    python = [name for name in names if name.endswith(".py")]
+    before = {name: statements(git("show", f"{commit}:{name}") or "") for name in python}
+    now = {name: statements(text_of(ROOT / name)) for name in python}
+    differ = set().union(*before.values()) ^ set().union(*now.values())
+    return [name for name in names if name not in python or differ & (before[name] | now[name])]
 
 
-def same_code(commit: str, name: str) -> bool:
-    """Whether a file is Python whose code is the commit's."""
-    path, before = ROOT / name, git("show", f"{commit}:{name}")
-    if not name.endswith(".py") or before is None or not path.is_file():
-        return False
-    return code(before) == code(path.read_text(encoding="utf-8"))
+def text_of(path: Path) -> str:
+    """Of a file, or "" where there is none."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def code(text: str) -> str:
-    """Python without comments, docstrings and other bare strings."""
+def statements(text: str) -> set[str]:
+    """A module's statements without comments, docstrings, types' imports and imports from this package: what stays
+    when it is moved to another module."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            node.body = [line for line in body if not is_text(line)]
-    return ast.dump(tree)
+            node.body = [line for line in body if not (is_text(line) or is_own_import(line) or is_for_types(line))]
+    return {part for line in tree.body for part in (names(line) if is_import(line) else [ast.dump(line)])}
+
+
+def names(line: ast.Import | ast.ImportFrom) -> list[str]:
+    """Of an import, each with its module."""
+    return [f"{getattr(line, 'module', '')}.{ast.dump(name)}" for name in line.names]
+
+
+def is_import(line: ast.stmt) -> bool:
+    """Whether a statement imports names."""
+    return isinstance(line, ast.Import | ast.ImportFrom)
+
+
+def is_own_import(line: ast.stmt) -> bool:
+    """Whether a statement imports names from this package."""
+    return isinstance(line, ast.ImportFrom) and (line.module or "").split(".")[0] == "fisedit"
+
+
+def is_for_types(line: ast.stmt) -> bool:
+    """Whether a statement runs for a type checker alone."""
+    return isinstance(line, ast.If) and isinstance(line.test, ast.Name) and line.test.id == "TYPE_CHECKING"
 
 
 def is_text(line: ast.stmt) -> bool:
@@ -164,11 +188,14 @@ def is_text(line: ast.stmt) -> bool:
     return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
 
 
-def test_comments_and_docstrings_age_no_report():
-    assert code('"""One."""\nX = 1\n"""Of X."""\ndef f():\n    "What."\n    return 1\n') == code(
+def test_comments_docstrings_and_moves_age_no_report():
+    assert statements('"""One."""\nX = 1\n"""Of X."""\ndef f():\n    "What."\n    return 1\n') == statements(
         "X = 1  # one\ndef f():\n    return 1\n"
     )
-    assert code("X = 1") != code("X = 2")
+    assert statements("X = 1") != statements("X = 2")
+    moved = "from fisedit.values import A\nfrom torch import nn\n"
+    assert statements(f"{moved}X = 1\nY = 2\n") == statements("from torch import nn\nX = 1") | statements("Y = 2")
+    assert statements("from torch import nn\nX = 1") != statements("X = 1")
 
 
 def test_a_table_is_filled_from_its_report(tmp_path):
