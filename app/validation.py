@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fisedit.adapters.control_pictures import canny
-from fisedit.drive import Drive
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.masking.region import Region
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, Quality, SchedulerName, check_quality
+from fisedit.values.drive import Drive
 
 if TYPE_CHECKING:
     from PIL.Image import Image

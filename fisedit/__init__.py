@@ -10,12 +10,12 @@ __version__ = "0.2.0.dev0"
 __all__ = ["Cancelled", "Drive", "EditResult", "Editor", "FisEditError", "FisEditPipeline", "Region", "__version__"]
 
 if TYPE_CHECKING:
-    from fisedit.drive import Drive
     from fisedit.editor import Editor
     from fisedit.errors import Cancelled, FisEditError
     from fisedit.history import EditResult
     from fisedit.integrations.diffusers_pipeline import FisEditPipeline
     from fisedit.masking.region import Region
+    from fisedit.values.drive import Drive
 
 _HOMES = {
     "Editor": "fisedit.editor",
@@ -23,7 +23,7 @@ _HOMES = {
     "FisEditError": "fisedit.errors",
     "FisEditPipeline": "fisedit.integrations.diffusers_pipeline",
     "Cancelled": "fisedit.errors",
-    "Drive": "fisedit.drive",
+    "Drive": "fisedit.values.drive",
     "Region": "fisedit.masking.region",
 }
 

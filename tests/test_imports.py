@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = (
     "errors              what is raised on purpose",
-    "drive               a head's pose and expression",
     "values              frozen values, checked once",
     "models history      a diffusers model, loaded and checked | the tree of results",
     "storage             pictures, metadata and sessions on disk",
@@ -28,7 +27,8 @@ ORDER = (
     "masking             two prompts to a mask",
     "edit_requests       a picture to be made, checked as a whole",
     "planner             a request to a plan",
-    "pipeline            a plan to a result",
+    "rendering           a plan to a picture",
+    "pipeline            a request to a result",
     "diagnosis           what a machine takes: calibration, plans, profiles",
     "editor              the public face",
     "clips               an edit of one source for every drive",
@@ -40,7 +40,7 @@ ORDER = (
 )
 """fisedit from the bottom to the top. A module imports from its own package and from the rows above its own here."""
 
-ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "edit_requests", "planner", "pipeline"}
+ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "edit_requests", "planner", "rendering", "pipeline"}
 """What the command line never imports: it uses the public face, files, and what measures."""
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy", "ray"}

@@ -23,12 +23,12 @@ from fisedit.adapters.drive_networks import DriveNetwork
 from fisedit.adapters.insertion_points import inject_maps, insertion_points
 from fisedit.adapters.pose_picture import draw_pose
 from fisedit.adapters.training.draws import generator_for
-from fisedit.drive import EXPRESSIONS, FACE
 from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.evaluation.scenes.posed import PosedScene, render_posed, sample_posed
 from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY
 from fisedit.values import LATENT_FACTOR
+from fisedit.values.drive import EXPRESSIONS, FACE
 from training.config import Plan, load_config
 from training.linear import convolve_linears
 from training.loop import save_whole, train

@@ -19,16 +19,16 @@ from fisedit.adapters.drive_networks import DriveBase, DriveNetwork, DriveProjec
 from fisedit.adapters.insertion_points import insertion_points
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.adapters.pose_picture import draw_pose
-from fisedit.drive import EXPRESSIONS, FACE
 from fisedit.errors import AdapterError, InputError
 from fisedit.values import DRIVE, LATENT_FACTOR
+from fisedit.values.drive import EXPRESSIONS, FACE
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
     from fisedit.adapters.picture_adapter import AdapterInputs
-    from fisedit.drive import Drive
     from fisedit.values import AdapterUse
+    from fisedit.values.drive import Drive
 
 
 @dataclass(frozen=True, eq=False)

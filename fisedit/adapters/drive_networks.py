@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fisedit.adapters.cross_attention import DownsampleBlock, MapToTokens
 from fisedit.adapters.row_column import LineAttention, PositionTable, RowColumnBlock, angles
-from fisedit.drive import EMOTION, EXPRESSIONS, FACE
+from fisedit.values.drive import EMOTION, EXPRESSIONS, FACE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fisedit.drive import Drive
 from fisedit.errors import AdapterError, InputError
 from fisedit.values import REFERENCE
+from fisedit.values.drive import Drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -16,12 +16,12 @@ import PIL.Image
 from scipy.ndimage import binary_fill_holes
 
 from fisedit.adapters.picture_adapter import AdapterInputs
-from fisedit.drive import Drive
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
 from fisedit.values import CONTROL, DRIVE, MOTION, REFERENCE, AdapterReference, AdapterUse, SavedAdapter, check_scale
+from fisedit.values.drive import Drive
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fisedit.drive import POSE, Drive
 from fisedit.errors import InputError
+from fisedit.values.drive import POSE, Drive
 
 MAX_FRAMES = 2_000
 _MAX_BYTES = 100_000_000

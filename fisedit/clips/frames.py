@@ -17,10 +17,10 @@ from fisedit.adapters.motion_adapter import MotionReader
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.drive import Drive
     from fisedit.editor import Editor
     from fisedit.masking.region import Region
     from fisedit.values import OnStep
+    from fisedit.values.drive import Drive
 
 WINDOW = 12
 """Most frames that attend to one another."""

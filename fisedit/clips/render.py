@@ -31,10 +31,10 @@ from fisedit.storage.images import encode
 from fisedit.storage.session_folder import lock
 
 if TYPE_CHECKING:
-    from fisedit.drive import Drive
     from fisedit.editor import Editor
     from fisedit.history import EditResult
     from fisedit.values import EditMask, OnStep
+    from fisedit.values.drive import Drive
 
 ENDINGS = (".webp", ".png", ".gif", ".mp4")
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from fisedit.drive import Drive
+    from fisedit.values.drive import Drive
 
 
 from fisedit.editor.base import EditorBase

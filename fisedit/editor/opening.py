@@ -36,8 +36,8 @@ from fisedit.values import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.drive import Drive
     from fisedit.values import Box
+    from fisedit.values.drive import Drive
 
 
 from fisedit.editor.editing import EditMixin

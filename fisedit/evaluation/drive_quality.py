@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from fisedit.drive import Drive
 from fisedit.editor import Editor
 from fisedit.evaluation.quality.metrics import bootstrap_interval, equal_outside
 from fisedit.evaluation.scenes.held_out import is_unseen
@@ -23,6 +22,7 @@ from fisedit.evaluation.scenes.scene import render
 from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY
 from fisedit.masking.region import Region
 from fisedit.models.vocabulary import vocabulary_of
+from fisedit.values.drive import Drive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

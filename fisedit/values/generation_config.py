@@ -9,9 +9,9 @@ from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fisedit.drive import Drive
 from fisedit.errors import InputError, PromptError, as_text
 from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers
+from fisedit.values.drive import Drive
 
 if TYPE_CHECKING:
     from fisedit.values.base import Box

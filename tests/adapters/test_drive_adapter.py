@@ -19,12 +19,12 @@ from fisedit.adapters.drive_adapter import DriveReader
 from fisedit.adapters.drive_files import load_control_network
 from fisedit.adapters.insertion_points import inject_maps, insertion_points
 from fisedit.adapters.pose_picture import corners, draw_pose
-from fisedit.drive import EXPRESSIONS
 from fisedit.errors import AdapterError, InputError, NumericsError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse, parse_adapter_references
+from fisedit.values.drive import EXPRESSIONS
 from tests.support import oracle
 from tests.support.adapters import filled, lively
 from tests.support.edits import CAT, DOG, pixels_outside

@@ -24,6 +24,7 @@ _ENGINE = (
     "fisedit/sparse_kernels",
     "fisedit/sampling",
     "fisedit/pipeline.py",
+    "fisedit/rendering.py",
     "fisedit/models/device.py",
     ":(exclude)fisedit/sparse_kernels/triton",
     ":(exclude)fisedit/sparse_kernels/xformers.py",
@@ -154,23 +155,25 @@ def text_of(path: Path) -> str:
 
 
 def statements(text: str) -> set[str]:
-    """A module's statements without comments, docstrings, types' imports and imports from this package: what stays
-    when it is moved to another module."""
+    """A module's statements and its classes' members without comments, docstrings, types' imports and imports from this
+    package: what stays when it is moved to another module or class."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
             node.body = [line for line in body if not (is_text(line) or is_own_import(line) or is_for_types(line))]
-    return {part for line in tree.body for part in (names(line) if is_import(line) else [ast.dump(line)])}
+    return {part for line in tree.body for part in parts(line)}
+
+
+def parts(line: ast.stmt) -> list[str]:
+    """A class's decorators and members, an import's names, or the statement."""
+    if isinstance(line, ast.ClassDef):
+        return [ast.dump(part) for part in (*line.decorator_list, *line.body)]
+    return names(line) if isinstance(line, ast.Import | ast.ImportFrom) else [ast.dump(line)]
 
 
 def names(line: ast.Import | ast.ImportFrom) -> list[str]:
     """Of an import, each with its module."""
     return [f"{getattr(line, 'module', '')}.{ast.dump(name)}" for name in line.names]
-
-
-def is_import(line: ast.stmt) -> bool:
-    """Whether a statement imports names."""
-    return isinstance(line, ast.Import | ast.ImportFrom)
 
 
 def is_own_import(line: ast.stmt) -> bool:
@@ -196,6 +199,8 @@ def test_comments_docstrings_and_moves_age_no_report():
     moved = "from fisedit.values import A\nfrom torch import nn\n"
     assert statements(f"{moved}X = 1\nY = 2\n") == statements("from torch import nn\nX = 1") | statements("Y = 2")
     assert statements("from torch import nn\nX = 1") != statements("X = 1")
+    member = "    def f(self): return 1\n"
+    assert statements(f"class A(B):\n    X = 1\n\nclass B:\n{member}") == statements(f"class A:\n    X = 1\n{member}")
 
 
 def test_a_table_is_filled_from_its_report(tmp_path):

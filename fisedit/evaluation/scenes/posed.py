@@ -12,11 +12,11 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw
 
-from fisedit.drive import EXPRESSIONS, Drive
 from fisedit.evaluation.scenes.drawing import CELLS, Bytes, Mask, glyph_pixels
 from fisedit.evaluation.scenes.layout import sample_scene
 from fisedit.evaluation.scenes.scene import Scene, SceneError, render
 from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY, OBJECT, SceneVocabulary
+from fisedit.values.drive import EXPRESSIONS, Drive
 
 EYES: Mapping[str, tuple[float, float, float, float, float]] = {
     "cat": (0.309, 0.606, 0.711, 0.597, 0.138),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fisedit.drive import Drive
 from fisedit.evaluation.scenes.layout import scene_for
 from fisedit.evaluation.scenes.posed import EYES, SHIFT, TILT, PosedScene, render_posed, rest, sample_posed
 from fisedit.evaluation.scenes.scene import SceneError, render
+from fisedit.values.drive import Drive
 from tests.support.quality import needs_font
 
 pytestmark = needs_font

@@ -170,6 +170,6 @@ def _named(given: Mapping[str, Any]) -> list[Any]:
             found[known[plain]] = value
         elif plain not in _UNREAD:
             close = difflib.get_close_matches(plain, known, 1)
-            meant = f"did you mean {EXPRESSIONS[known[close[0]]]}?" if close else "see fisedit.drive.EXPRESSIONS"
+            meant = f"did you mean {EXPRESSIONS[known[close[0]]]}?" if close else "see fisedit.values.drive.EXPRESSIONS"
             raise InputError(f"no coefficient of an expression is named {name!r:.40}; {meant}")
     return found
