@@ -19,8 +19,8 @@ from fisedit.adapters.base import UNetAdapter
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError, UnsupportedModuleError
 from fisedit.sparse.blocks import EncoderBlocks
-from fisedit.sparse.cost_model import unet_macs
 from fisedit.sparse.executor import UNetInputs, is_recorded
+from fisedit.sparse.macs import unet_macs
 from fisedit.sparse.modules import encoder_sites, loras
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import CONTROL

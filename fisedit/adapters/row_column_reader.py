@@ -22,7 +22,7 @@ from fisedit.adapters.picture_adapter import PictureAdapter
 from fisedit.adapters.sparse_row_column import is_recorded, sites
 from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode
-from fisedit.sparse.cost_model import text_macs, unet_macs
+from fisedit.sparse.macs import text_macs, unet_macs
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import level_grids
 

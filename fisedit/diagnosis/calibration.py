@@ -27,9 +27,9 @@ from fisedit.errors import InputError, as_text
 from fisedit.masking.region import Region
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.sparse import cost_store
-from fisedit.sparse.cost_model import decode_work
 from fisedit.sparse.cost_table import Measurements, step_work
 from fisedit.sparse.layer_spans import recorded_spans
+from fisedit.sparse.macs import decode_work
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
 

@@ -25,9 +25,9 @@ from fisedit.evaluation.timing import seconds_by_round
 from fisedit.evaluation.workload import STEP_DILATION, load_workload, masks_of_areas
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.cost_model import unet_macs
 from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse.feature_codec import choose_encoding
+from fisedit.sparse.macs import unet_macs
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:

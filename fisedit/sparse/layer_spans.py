@@ -18,7 +18,7 @@ from torch import nn
 
 from fisedit.models.injection import exclusive
 from fisedit.models.stopwatch import OTHER, SpanRecorder, current_recorder, recording_spans
-from fisedit.sparse.cost_model import site_macs
+from fisedit.sparse.macs import site_macs
 from fisedit.sparse.modules import LayerSite, Role, base_layer, unet_sites
 
 if TYPE_CHECKING:

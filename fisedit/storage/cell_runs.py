@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fisedit.storage.json_checks import require
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditRun, RegionalPrompt, check_prompt
 
 if TYPE_CHECKING:
@@ -67,22 +68,17 @@ def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
     """
     growth, structure, start = tuple(entry["growth"]), entry["structure"], entry["start"]
     checked, erased, steps = entry["checked"], entry.get("erased", False), config.num_timesteps
-    _require(len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth))
-    _require(type(structure) in (int, float) and 0 <= structure <= 1 and type(start) is int and 0 <= start < steps)
-    _require(isinstance(checked, bool) and isinstance(erased, bool))
+    require(len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth))
+    require(type(structure) in (int, float) and 0 <= structure <= 1 and type(start) is int and 0 <= start < steps)
+    require(isinstance(checked, bool) and isinstance(erased, bool))
     run = EditRun(growth, float(structure), start, checked, erased, _parse_regional(entry.get("regional", []), config))
-    _require(not (run.needs_mask and DENSE_STEP in growth))
+    require(not (run.needs_mask and DENSE_STEP in growth))
     return run
 
 
 def _parse_regional(entries: Any, config: GenerationConfig) -> tuple[RegionalPrompt, ...]:
-    _require(isinstance(entries, list) and len(entries) <= MAX_REGIONS)
+    require(isinstance(entries, list) and len(entries) <= MAX_REGIONS)
     size = config.height // LATENT_FACTOR, config.width // LATENT_FACTOR
     found = [RegionalPrompt(check_prompt(each["prompt"]), decode_runs(each["runs"], *size)) for each in entries]
-    _require(all(each.grid.any() for each in found))
+    require(all(each.grid.any() for each in found))
     return tuple(found)
-
-
-def _require(condition: object) -> None:
-    if not condition:
-        raise ValueError("no edit was computed like this")

@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import FisEditError, SessionError
 from fisedit.storage.cell_runs import parse_run, run_entry
+from fisedit.storage.json_checks import (
+    Check,
+    checked_fields,
+    flag,
+    mapping,
+    none,
+    number,
+    one_of,
+    refuse_constant,
+    require,
+    text,
+    tuple_of,
+    whole,
+)
 from fisedit.values import (
     MAX_DILATION,
     MAX_PROMPT_CHARS,
@@ -29,7 +42,6 @@ from fisedit.values import (
     SavedAdapter,
     SchedulerName,
     config_to_dict,
-    is_unicode,
     make_adapter_use,
     make_generation_config,
     num_timesteps,
@@ -58,8 +70,6 @@ _MAX_COUNT = 2**63 - 1
 _MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
 _MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
-
-Check = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -225,7 +235,7 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     """
     _limit(where, "bytes of session.json", len(data), limits.index_bytes)
     try:
-        index: Any = json.loads(data, parse_constant=_refuse_constant)
+        index: Any = json.loads(data, parse_constant=refuse_constant)
         version = index["version"]
         is_supported = type(version) is int and version in _VERSIONS
         count = len(index["results"]) if is_supported else 0
@@ -264,17 +274,17 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
     with_digests = index["version"] != _VERSION_WITHOUT_DIGESTS
-    _require(not with_digests or index["sha256"] == _digest(index))
+    require(not with_digests or index["sha256"] == _digest(index))
     checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
-    found = _fields(index, checks, optional={"adapters", "vae"})
-    _require(found["results"])
+    found = checked_fields(index, checks, optional={"adapters", "vae"})
+    require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
         entry = _parse_entry(one, found["model"], with_digests=with_digests)
-        _require(entry.id not in entries)
+        require(entry.id not in entries)
         _check_lineage(entry, None if entry.parent is None else entries[entry.parent])
         entries[entry.id] = entry
-    _require(found["current"] in entries)
+    require(found["current"] in entries)
     return SessionIndex(
         found["model"],
         found["dtype"],
@@ -288,12 +298,12 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = _fields(
+    found = checked_fields(
         entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"}
     )
     config: GenerationConfig = found["recipe"]
     stats, run = found["stats"], parse_run(found, config)
-    _require((stats.growth, stats.steps_shared) == (run.growth, run.start) and (stats.active_rows or not run.growth))
+    require((stats.growth, stats.steps_shared) == (run.growth, run.start) and (stats.active_rows or not run.growth))
     return ResultEntry(
         found["id"],
         found["parent"],
@@ -311,123 +321,41 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
 def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
     """An edit has its source's settings; a source has no edit's."""
     if parent is None:
-        _require(not (entry.run.growth or entry.run.start or entry.run.structure or entry.run.needs_mask))
+        require(not (entry.run.growth or entry.run.start or entry.run.structure or entry.run.needs_mask))
     else:
         own = entry.config
         changed = {name: getattr(own, name) for name in ("prompt", "seed", "like", "loras", "textual_inversions")}
-        _require(own == replace(parent.config, **changed))
-        _require(entry.model == parent.model)
-
-
-def _require(condition: object) -> None:
-    if not condition:
-        raise ValueError("no session has this")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of a session")
-
-
-def _fields(value: Any, checks: Mapping[str, Check], optional: Collection[str] = ()) -> dict[str, Any]:
-    """The checked fields of a JSON object, of which none but optional ones may be missing, and no others be there."""
-    _require(isinstance(value, dict) and checks.keys() - set(optional) <= value.keys() <= checks.keys())
-    return {name: checks[name](field) for name, field in value.items()}
-
-
-def _one_of(*allowed: Check) -> Check:
-    """Accepts a value that one of the checks accepts."""
-
-    def check(value: Any) -> Any:
-        for one in allowed[:-1]:
-            try:
-                return one(value)
-            except ValueError:
-                continue
-        return allowed[-1](value)
-
-    return check
-
-
-def _none(value: Any) -> None:
-    _require(value is None)
-
-
-def _whole(low: int, high: int) -> Check:
-    def check(value: Any) -> int:
-        _require(type(value) is int and low <= value <= high)
-        return int(value)
-
-    return check
-
-
-def _number(low: float, high: float) -> Check:
-    def check(value: Any) -> float:
-        _require(type(value) in (int, float) and math.isfinite(value) and low <= value <= high)
-        return float(value)
-
-    return check
-
-
-def _text(letters: int, pattern: str = "") -> Check:
-    """Text that can be written as UTF-8; all of it must match a pattern, if there is one."""
-    compiled = re.compile(pattern, re.ASCII) if pattern else None
-
-    def check(value: Any) -> str:
-        _require(isinstance(value, str) and len(value) <= letters and is_unicode(value))
-        _require(not compiled or compiled.fullmatch(value))
-        return str(value)
-
-    return check
-
-
-def _tuple(item: Check, most: int) -> Check:
-    def check(value: Any) -> tuple[Any, ...]:
-        _require(isinstance(value, list) and len(value) <= most)
-        return tuple(item(one) for one in value)
-
-    return check
-
-
-def _mapping(key: Check, item: Check, most: int) -> Check:
-    def check(value: Any) -> Mapping[Any, Any]:
-        _require(isinstance(value, dict) and len(value) <= most)
-        return MappingProxyType({key(name): item(one) for name, one in value.items()})
-
-    return check
+        require(own == replace(parent.config, **changed))
+        require(entry.model == parent.model)
 
 
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
-    _require(len(config.like) <= _MAX_REFERENCES)
-    _require(max(len(config.loras), len(config.textual_inversions)) <= _MAX_ITEMS)
+    require(len(config.like) <= _MAX_REFERENCES)
+    require(max(len(config.loras), len(config.textual_inversions)) <= _MAX_ITEMS)
     return config
 
 
 def _seconds(value: Any) -> dict[str, float]:
-    found = dict(_mapping(_text(_MAX_TEXT), _number(0, 1e12), _MAX_ITEMS)(value))
-    _require(found["total"] > 0)
+    found = dict(mapping(text(_MAX_TEXT), number(0, 1e12), _MAX_ITEMS)(value))
+    require(found["total"] > 0)
     return found
 
 
 def _stats(value: Any) -> EditStats:
     optional_fields = {"fallback", "notes", "steps_shared", "unet_evaluations_captured", "uncaptured"}
-    return EditStats(**_fields(value, _STATS, optional=optional_fields))
-
-
-def _flag(value: Any) -> bool:
-    _require(isinstance(value, bool))
-    return bool(value)
+    return EditStats(**checked_fields(value, _STATS, optional=optional_fields))
 
 
 def _adapters(value: Any) -> dict[str, AdapterUse]:
     usual: Mapping[str, Check] = {
         "control_guidance_start": _SHARE,
         "control_guidance_end": _SHARE,
-        "guess_mode": _flag,
+        "guess_mode": flag,
         "image_encoder": _NAME,
     }
-    checks: Mapping[str, Check] = {"source": _text(_MAX_TEXT), "scale": _number(-10, 10), **usual}
-    found = _tuple(lambda one: _fields(one, checks, optional=usual.keys()), _MAX_ITEMS)(value)
+    checks: Mapping[str, Check] = {"source": text(_MAX_TEXT), "scale": number(-10, 10), **usual}
+    found = tuple_of(lambda one: checked_fields(one, checks, optional=usual.keys()), _MAX_ITEMS)(value)
     return {one.pop("source"): _adapter(**one) for one in found}
 
 
@@ -436,21 +364,21 @@ def _adapter(image_encoder: str = "", **use: Any) -> SavedAdapter:
 
 
 def _files(value: Any) -> Mapping[str, str]:
-    found: Mapping[str, str] = _mapping(_text(16), _SHA256, len(ENDINGS))(value)
-    _require(found.keys() <= set(ENDINGS) and MASK_ENDING in found and len(found.keys() & set(IMAGE_ENDINGS)) == 1)
+    found: Mapping[str, str] = mapping(text(16), _SHA256, len(ENDINGS))(value)
+    require(found.keys() <= set(ENDINGS) and MASK_ENDING in found and len(found.keys() & set(IMAGE_ENDINGS)) == 1)
     return found
 
 
-_SHA256, _COUNT, _SHARE = _text(64, "[0-9a-f]{64}"), _whole(0, _MAX_COUNT), _number(0, 1)
-_ID = _text(9, "0|[1-9][0-9]*")
-_CELLS = _tuple(_whole(0, MAX_DILATION), _MAX_TIMESTEPS)
-_NAME = _text(_MAX_TEXT)
+_SHA256, _COUNT, _SHARE = text(64, "[0-9a-f]{64}"), whole(0, _MAX_COUNT), number(0, 1)
+_ID = text(9, "0|[1-9][0-9]*")
+_CELLS = tuple_of(whole(0, MAX_DILATION), _MAX_TIMESTEPS)
+_NAME = text(_MAX_TEXT)
 
 _STATS: Mapping[str, Check] = {
     "mask_area": _SHARE,
     "mask_source": MaskSource,
     "mask_confidence": _SHARE,
-    "active_rows": _tuple(_COUNT, _MAX_ITEMS),
+    "active_rows": tuple_of(_COUNT, _MAX_ITEMS),
     "growth": _CELLS,
     "unet_evaluations_dense": _COUNT,
     "unet_evaluations_sparse": _COUNT,
@@ -459,19 +387,19 @@ _STATS: Mapping[str, Check] = {
     "seconds": _seconds,
     "recorded_bytes": _COUNT,
     "fallback": _NAME,
-    "notes": _tuple(_NAME, _MAX_ITEMS),
-    "steps_shared": _whole(0, _MAX_TIMESTEPS),
+    "notes": tuple_of(_NAME, _MAX_ITEMS),
+    "steps_shared": whole(0, _MAX_TIMESTEPS),
     "unet_evaluations_captured": _COUNT,
     "uncaptured": _NAME,
 }
 _MASK: Mapping[str, Check] = {"source": MaskSource, "confidence": _SHARE}
 _RESULT: Mapping[str, Check] = {
     "id": _ID,
-    "parent": _one_of(_none, _ID),
+    "parent": one_of(none, _ID),
     "recipe": _config,
-    "change": _text(8 * MAX_PROMPT_CHARS),
+    "change": text(8 * MAX_PROMPT_CHARS),
     **dict.fromkeys(("growth", "structure", "start", "checked", "erased", "regional"), lambda value: value),
-    "mask": lambda value: _fields(value, _MASK),
+    "mask": lambda value: checked_fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,
 }
@@ -479,7 +407,7 @@ _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,
     "model": _NAME,
     "vae": _NAME,
-    "dtype": _text(20),
+    "dtype": text(20),
     "current": _ID,
     "adapters": _adapters,
     "results": lambda value: value,
@@ -487,11 +415,11 @@ _INDEX: Mapping[str, Check] = {
 _RESULT_WITH_DIGESTS: Mapping[str, Check] = {
     **_RESULT,
     "files": _files,
-    "pages": _tuple(_SHA256, _MAX_TIMESTEPS + 1),
+    "pages": tuple_of(_SHA256, _MAX_TIMESTEPS + 1),
 }
 _INDEX_WITH_DIGESTS: Mapping[str, Check] = {
     **_INDEX,
     "sha256": _SHA256,
-    "references": _mapping(_text(16, "[0-9a-f]{16}"), _SHA256, LIMITS.results),
+    "references": mapping(text(16, "[0-9a-f]{16}"), _SHA256, LIMITS.results),
 }
 """Field of session.json -> what checks and converts it."""

@@ -37,7 +37,6 @@ from fisedit.values.generation_config import (
     MAX_CROP,
     MOTION,
     REFERENCE,
-    SCHEDULER_LABELS,
     SEEDS,
     SIDE,
     STEPS,
@@ -46,7 +45,6 @@ from fisedit.values.generation_config import (
     GenerationConfig,
     Inversion,
     SavedAdapter,
-    SchedulerName,
     check_integer,
     check_prompt,
     check_scale,
@@ -56,9 +54,9 @@ from fisedit.values.generation_config import (
     level_grids,
     make_adapter_use,
     make_generation_config,
-    num_timesteps,
     parse_adapter_references,
 )
+from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps
 from fisedit.values.text_edit import EditKind, EditScript, Hunk, Word
 
 if TYPE_CHECKING:

@@ -12,74 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fisedit.errors import InputError, PromptError, as_text
 from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers
 from fisedit.values.drive import Drive
+from fisedit.values.schedulers import SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
     from fisedit.values.base import Box
-
-
-class SchedulerName(StrEnum):
-    """Samplers, each run by diffusers' own class. Web UIs' names, such as "DPM++ 2M Karras", are understood as well."""
-
-    DDIM = "ddim"
-    DDIM_TRAILING = "ddim_trailing"
-    DPM_SOLVER = "dpmsolver++"
-    DPM_SOLVER_KARRAS = "dpmsolver++_karras"
-    DPM_SOLVER_SDE = "dpmsolver++_sde"
-    DPM_SOLVER_SDE_KARRAS = "dpmsolver++_sde_karras"
-    DPM_SDE = "dpm_sde"
-    DPM_SDE_KARRAS = "dpm_sde_karras"
-    EULER = "euler"
-    EULER_TRAILING = "euler_trailing"
-    EULER_ANCESTRAL = "euler_a"
-    HEUN = "heun"
-    PNDM = "pndm"
-    UNIPC = "unipc"
-    LCM = "lcm"
-    TCD = "tcd"
-
-    @classmethod
-    def _missing_(cls, value: object) -> SchedulerName | None:
-        return _SCHEDULER_OF_LABEL.get(value.casefold()) if isinstance(value, str) else None
-
-    @property
-    def label(self) -> str:
-        """Its name in web UIs."""
-        return SCHEDULER_LABELS[self]
-
-
-SCHEDULER_LABELS = {
-    SchedulerName.DDIM: "DDIM",
-    SchedulerName.DDIM_TRAILING: "DDIM trailing",
-    SchedulerName.DPM_SOLVER: "DPM++ 2M",
-    SchedulerName.DPM_SOLVER_KARRAS: "DPM++ 2M Karras",
-    SchedulerName.DPM_SOLVER_SDE: "DPM++ 2M SDE",
-    SchedulerName.DPM_SOLVER_SDE_KARRAS: "DPM++ 2M SDE Karras",
-    SchedulerName.DPM_SDE: "DPM++ SDE",
-    SchedulerName.DPM_SDE_KARRAS: "DPM++ SDE Karras",
-    SchedulerName.EULER: "Euler",
-    SchedulerName.EULER_TRAILING: "Euler trailing",
-    SchedulerName.EULER_ANCESTRAL: "Euler a",
-    SchedulerName.HEUN: "Heun",
-    SchedulerName.PNDM: "PLMS",
-    SchedulerName.UNIPC: "UniPC",
-    SchedulerName.LCM: "LCM",
-    SchedulerName.TCD: "TCD",
-}
-"""Names of the schedulers in web UIs."""
-
-
-_SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABELS.items()} | {
-    "ddimscheduler": SchedulerName.DDIM,
-    "dpmsolvermultistepscheduler": SchedulerName.DPM_SOLVER,
-    "eulerdiscretescheduler": SchedulerName.EULER,
-    "eulerancestraldiscretescheduler": SchedulerName.EULER_ANCESTRAL,
-    "heundiscretescheduler": SchedulerName.HEUN,
-    "pndmscheduler": SchedulerName.PNDM,
-    "unipcmultistepscheduler": SchedulerName.UNIPC,
-    "lcmscheduler": SchedulerName.LCM,
-    "tcdscheduler": SchedulerName.TCD,
-}
-"""Names of web UIs and of diffusers' classes, without case -> the scheduler."""
 
 
 class Inversion(StrEnum):
@@ -208,18 +144,6 @@ class GenerationConfig:
     def guided(self) -> bool:
         """Whether the UNet runs both branches of classifier-free guidance."""
         return self.guidance_scale > 1.0
-
-
-def num_timesteps(scheduler: SchedulerName, steps: int) -> int:
-    """Evaluations of the UNet in so many steps of a sampler.
-
-    Args:
-        scheduler: the sampler.
-        steps: 1 or more.
-    """
-    if scheduler is SchedulerName.HEUN:
-        return 2 * steps - 1
-    return steps + (scheduler is SchedulerName.PNDM and steps > 1)
 
 
 def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, int]]:

@@ -15,9 +15,9 @@ from fisedit.adapters.row_column_reader import ReferenceCondition
 from fisedit.adapters.variants import FAMILIES
 from fisedit.evaluation.workload import square_mask
 from fisedit.models.loader import _SD15
-from fisedit.sparse.cost_model import text_macs, unet_macs
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.macs import text_macs, unet_macs
 from fisedit.sparse.modules import unet_sites
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
