@@ -86,7 +86,14 @@ MEASURES = {
         "fisedit/evaluation/erasing.py",
         "weights/demo",
     ),
-    "bench quality": (*_QUALITY, *_ENGINE, "fisedit/evaluation/classifier.py", "fisedit/adapters", "weights"),
+    "bench quality": (
+        *_QUALITY,
+        *_ENGINE,
+        "fisedit/evaluation/classifier.py",
+        "fisedit/adapters",
+        "weights/demo",
+        "weights/demo-look",
+    ),
 }
 """Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""
 
