@@ -142,7 +142,7 @@ Words = Annotated[
 Instance = Annotated[int | None, Option(help="Edit one piece of the mask alone, counted from the left and from 0.")]
 MaskMethod = Annotated[str, Option(help="things, cross, cross-self, new-words, two-way or latents (by --probe-steps).")]
 ProbeSteps = Annotated[
-    int | None, Option(help="Dense steps to find the mask with; without it one, at the step where objects form.")
+    int | None, Option(help="Dense steps to find the mask with; without it one, where an object is inserted, or none.")
 ]
 Adapter = Annotated[
     list[str] | None,

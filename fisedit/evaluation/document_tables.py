@@ -22,7 +22,7 @@ _TABLE = re.compile(
     r"(<!-- table (\S+) (\w+)(?: where ([^\n]+?))?(?: columns ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
-MISSING = "Not measured yet since what it measures changed.\n"
+MISSING = "The measured code has changed; this was not measured again yet.\n"
 
 
 def main() -> None:
