@@ -155,6 +155,15 @@ class History(Sequence[EditResult]):
             result = self._results[result.parent]
         return self.current
 
+    @contextmanager
+    def keep_redo(self) -> Iterator[None]:
+        """Let redo go where it went before the block, whatever is added and deleted in it."""
+        visited = dict(self._visited)
+        try:
+            yield
+        finally:
+            self._visited = {parent: child for parent, child in visited.items() if child in self._results}
+
     def delete(self, result_id: str) -> tuple[str, ...]:
         """Remove a result and all that was made from it; its parent becomes current where the current one is gone.
 

@@ -92,6 +92,21 @@ def test_redo_outlives_the_deletion_of_another_child():
     assert history.redo().id == "2"
 
 
+def test_redo_can_be_kept_over_what_is_added_and_deleted():
+    history, first = History(), result(Image.new("RGB", (8, 8)), np.ones((1, 1), bool))
+    for number, parent in enumerate((None, "0", "0")):
+        history.add(replace(first, id=str(number), parent=parent))
+    history.undo()
+    with history.keep_redo():
+        history.add(replace(first, id="3", parent="0"))
+        history.delete("3")
+        assert history.redo_id is None
+    assert history.redo_id == "2"
+    with history.keep_redo():
+        history.delete("2")
+    assert history.redo_id is None
+
+
 def test_what_is_no_id_is_refused_in_one_line():
     for wrong in ([], 0, None, "7"):
         with pytest.raises(SessionError, match="no result"):

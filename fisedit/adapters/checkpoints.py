@@ -29,7 +29,7 @@ from fisedit.adapters.variants import (
     is_unused_tensor,
     module_name,
 )
-from fisedit.errors import AdapterError, ModelError, NumericsError
+from fisedit.errors import AdapterError, ModelError, NumericsError, as_text
 from fisedit.models import paths
 from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.models.validation import pickled
@@ -240,7 +240,13 @@ def _empty(family: AdapterFamily, shapes: Shapes, config: Mapping[str, Any], pat
 
 def _built(family: AdapterFamily, channels: Mapping[str, int], config: Mapping[str, Any]) -> RowColumnAdapter:
     heads = config.get("num_attention_heads") or 8
-    counts = [heads] * len(channels) if isinstance(heads, int) else _by_insertion_point(channels, list(heads))
+    num_blocks = 1 + max(int(point.partition("_")[2] or 0) for point in channels)
+    if isinstance(heads, list | tuple) and len(heads) >= num_blocks:
+        counts = _by_insertion_point(channels, list(heads))
+    elif isinstance(heads, int):
+        counts = [heads] * len(channels)
+    else:
+        raise AdapterError(f"num_attention_heads must be a number, or one of each block, got {as_text(heads)}")
     if any(type(n) is not int or n < 1 or c % n for n, c in zip(counts, channels.values(), strict=True)):
         raise AdapterError(
             f"num_attention_heads must divide the channels {sorted(set(channels.values()))}, got {heads}"

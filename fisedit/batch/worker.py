@@ -207,6 +207,7 @@ class BatchWorker:
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step, **own)
         metadata = source.editor.metadata(result) if self._settings.metadata else None
         output, format_notes = _encode(item, source, result, metadata)
+        source.editor.delete(result.id)
         return ItemOutput(
             data=output,
             picture=sha256(source.data).hexdigest(),

@@ -113,11 +113,12 @@ class FrameRenderer:
 
 @contextmanager
 def _forgotten(editor: Editor) -> Iterator[None]:
-    """Forget what is made in the block, also where it fails; the current picture is the current one again."""
+    """Forget what is made in the block, also where it fails; the current picture and redo are as before."""
     before, current = {result.id for result in editor.history}, editor.current.id
-    try:
-        yield
-    finally:
-        editor.checkout(current)
-        for result in [result for result in editor.history if result.id not in before]:
-            editor.delete(result.id)
+    with editor.history.keep_redo():
+        try:
+            yield
+        finally:
+            editor.checkout(current)
+            for result in [result for result in editor.history if result.id not in before]:
+                editor.delete(result.id)

@@ -21,10 +21,12 @@ from typing import IO, TYPE_CHECKING, Any
 from PIL import Image
 
 from fisedit import __version__
+from fisedit.adapters import textual_inversion
 from fisedit.clips.frames import FrameRenderer
 from fisedit.errors import InputError, MaskError, SessionError
 from fisedit.masking.region import Region
 from fisedit.models.device import weights_digest
+from fisedit.sparse.modules import loras
 from fisedit.storage.canvas import to_editable, to_srgb
 from fisedit.storage.files import check_file_path, remove_partial, write_bytes, write_file
 from fisedit.storage.images import encode
@@ -96,11 +98,11 @@ def rendering(output: Path) -> Iterator[None]:
     folder = frames_folder(output)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
-        held.callback(_remove_empty, folder)
         try:
             held.enter_context(lock(folder))
         except SessionError as error:
             raise InputError(f"another run renders {output}; wait for it, or choose another name") from error
+        held.callback(_remove_empty, folder)  # before the lock is released
         yield
 
 
@@ -211,7 +213,7 @@ def _fixed(mask: EditMask, source: EditResult) -> Region:
     """The region of all frames: cells, and how much of a soft mask's cells may change."""
     if mask.levels is None:
         return Region.mask(mask.grid)
-    return Region.mask(mask.image().resize(source.size, Image.Resampling.NEAREST), soft=True)
+    return Region.mask(mask, soft=True)
 
 
 def _of_clip(on_step: OnStep | None, done: int, count: int) -> OnStep | None:
@@ -228,7 +230,8 @@ def _base(
     pipe, whole = editor.pipe, hashlib.sha256()
     adapters = sorted(f"{loaded.adapter.identity} {loaded.use}" for loaded in editor.adapters)
     parts = dict(pipe.scheduler.config), dict(pipe.vae.config), weights_digest(pipe), pipe.unet.dtype, pipe.unet.device
-    whole.update(repr((__version__, source.config, chosen, adapters, parts)).encode())
+    loaded_now = loras(pipe.unet), textual_inversion.loaded(pipe)
+    whole.update(repr((__version__, source.config, chosen, adapters, loaded_now, parts)).encode())
     for picture in (source.image, *([] if reference is None else [to_editable(reference)])):
         whole.update(f"{picture.mode} {picture.size}".encode() + picture.tobytes())
     whole.update(mask.grid.tobytes() + (b"" if mask.levels is None else mask.levels.tobytes()))

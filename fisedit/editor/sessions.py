@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -160,15 +161,20 @@ class SessionMixin(OpenMixin, AdapterMixin):
             local_files_only=local_files_only,
             cache_dtype=cache_dtype,
         )
-        editor.load(folder)
+        editor.load(folder, local_files_only=local_files_only)
         return editor
 
-    def load(self, folder: str | Path) -> None:
-        """Load a saved session of this editor's model, in place of the present history.
+    def load(self, folder: str | Path, *, local_files_only: bool = False) -> None:
+        """Load a saved session of this editor's model, in place of the present history. Whatever is raised, the editor
+        is as it was.
+
+        Args:
+            folder: of the session.
+            local_files_only: never reach for the network.
 
         Raises:
-            SessionError: no session there, a damaged one, or another model's; or an edit is running. The editor is as
-                it was then.
+            SessionError: no session there, a damaged one, or another model's; or an edit is running.
+            AdapterError: one of its adapters cannot be loaded.
         """
         self.history.check_unused()
         store = SessionStore(Path(folder))
@@ -179,9 +185,12 @@ class SessionMixin(OpenMixin, AdapterMixin):
         if loaded.index.vae != self.vae:
             own = "the model's own VAE"
             raise SessionError(f"the session is of {loaded.index.vae or own}, got {self.vae or own}; load that one")
-        for source, use in loaded.assets.adapters.items():
-            if not self._engine.references.loaded(source):
-                self.load_adapter(source, **use.as_dict())
+        with ExitStack() as added:
+            for source, use in loaded.assets.adapters.items():
+                if not self._engine.references.loaded(source):
+                    self.load_adapter(source, **use.as_dict(), local_files_only=local_files_only)
+                    added.callback(self.unload_adapter, source)
+            added.pop_all()
         self._engine.references.pictures |= loaded.assets.references
         self.forget()
         self._pipeline.history = loaded.history

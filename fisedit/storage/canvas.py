@@ -71,12 +71,12 @@ def to_editable(picture: Image.Image) -> Image.Image:
     if picture.width * picture.height > MAX_PIXELS:
         limit = f"at most {MAX_PIXELS // 10**6} million pixels"
         raise InputError(f"picture must have {limit}, got {picture.width}x{picture.height}; make it smaller")
-    info, result = owner_info(picture), _to_editable_mode(_rotate(picture))
+    info, result = owner_info(picture), _to_editable_mode(upright(picture))
     result.info = info
     return result
 
 
-def _rotate(picture: Image.Image) -> Image.Image:
+def upright(picture: Image.Image) -> Image.Image:
     """Rotated as its EXIF orientation says, if that can be read."""
     try:
         return ImageOps.exif_transpose(picture)

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import IO, TypeVar
 
 from fisedit.errors import InputError
@@ -26,6 +27,7 @@ IMAGE_FORMATS: Mapping[str, str] = {
 SESSION_INDEX = "session.json"
 """The file that makes a folder a session's. Outputs are never written beside it."""
 
+_READS_UMASK = Lock()
 _MAX_STEM_LETTERS = 40
 """Letters of a file's name in the name of its unfinished copy."""
 
@@ -212,7 +214,8 @@ def _sync(folder: Path) -> None:
 
 
 def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting another."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    """The process's file mode mask, which can only be read by setting another; one thread at a time does."""
+    with _READS_UMASK:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask

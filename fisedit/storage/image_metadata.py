@@ -18,7 +18,9 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
 _PARAMETERS, _ORIGIN, _XMP = "parameters", "fisedit", "XML:com.adobe.xmp"
-_RESERVED_KEYS = {_PARAMETERS, _ORIGIN, _XMP, "compression"}  # Pillow adds the last one for a TIFF
+_TEXTS, _BEFORE = "texts", "parameters before"
+_RESERVED_KEYS = {_PARAMETERS, _ORIGIN, _XMP, _BEFORE, "compression"}  # Pillow adds the last one for a TIFF
+_XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
 _INFOTEXT = re.compile(r"^Steps: \d+, ", re.MULTILINE)
 
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
@@ -65,19 +67,26 @@ def owner_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
     another program, which an origin stores as "before". Damaged EXIF is left out as a whole.
 
     Args:
-        picture: An opened file.
+        picture: An opened file, or an image whose `info` this function made.
     """
-    metadata, texts = read_metadata(picture), {key: text for key, text in picture.info.items() if _is_text(key, text)}
+    own_texts = picture.info.get(_TEXTS)
+    texts = own_texts if isinstance(own_texts, dict) else {}
+    texts = texts | {key: text for key, text in picture.info.items() if _is_text(key, text)}
     comment, xmp = picture.info.get("comment"), picture.info.get("xmp")
     found: dict[str | tuple[int, int], Any] = {
         "icc_profile": picture.info.get("icc_profile"),
         "exif": _owner_exif(picture),
-        "xmp": xmp if isinstance(xmp, bytes) else None,
+        "xmp": _XMP_ORIENTATION.sub(b"", xmp) if isinstance(xmp, bytes) else None,
         "comment": comment if isinstance(comment, bytes) else None,
-        "texts": texts,
-        "before": _parameters_before(metadata),
+        _TEXTS: texts,
+        _BEFORE: parameters_before(picture) or _parameters_before(read_metadata(picture)),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def parameters_before(image: Image.Image) -> str:
+    """The `parameters` that another program gave an image whose `info` is as `owner_info` makes it, or ""."""
+    return _text_or_empty(image.info.get(_BEFORE))
 
 
 def tiff_exif(picture: Image.Image) -> bytes:
@@ -125,7 +134,7 @@ def _png_chunks(image: Image.Image, metadata: Metadata) -> PngInfo:
     """A PNG's texts; Pillow writes those beyond Latin-1 as UTF-8."""
     chunks = PngInfo()
     comment = {"Comment": image.info["comment"].decode("utf-8", "replace")} if "comment" in image.info else {}
-    for key, text in (comment | image.info.get("texts", {})).items():
+    for key, text in (comment | image.info.get(_TEXTS, {})).items():
         chunks.add_text(key, text)
     if xmp := image.info.get("xmp"):
         chunks.add_itxt(_XMP, xmp.decode("utf-8", "replace"))

@@ -23,7 +23,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_metadata
-from fisedit.storage.canvas import MAX_PIXELS, to_srgb
+from fisedit.storage.canvas import MAX_PIXELS, to_srgb, upright
 from fisedit.storage.files import IMAGE_FORMATS, write_file
 from fisedit.storage.image_metadata import Metadata
 
@@ -163,12 +163,17 @@ def _is_raw_ycbcr(image: Image.Image) -> bool:
 
 def _load(image: Image.Image) -> DecodedImage:
     frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # a depth map is no frame
+    is_deep = image.mode in ("LA", "RGB", "RGBA") and any(
+        ";16" in str(tile.args) for tile in getattr(image, "tile", ())
+    )
     image.load()
-    notes = (f"animated: the first of {frames} frames was edited",) if frames > 1 else ()
+    notes = [f"animated: the first of {frames} frames was edited"] if frames > 1 else []
+    if is_deep:
+        notes.append("levels of 16 bits a channel were read as 8 bits; a grey picture would keep them")
     loaded = image.copy()
     if image.format == "TIFF":
         loaded.info["exif"] = image_metadata.tiff_exif(image)
-    return DecodedImage(loaded, image.format or "", notes)
+    return DecodedImage(loaded, image.format or "", tuple(notes))
 
 
 def read_mask(path: Path | None) -> Image.Image | None:
@@ -187,7 +192,7 @@ def read_mask(path: Path | None) -> Image.Image | None:
         return None
     if not path.is_file():
         raise MaskError(f"mask must be an image file, got {path}: no such file")
-    return _to_8_bit(decode(read_bytes(path), f"mask {path}", MaskError).image).convert("L")
+    return _upright_8_bit(decode(read_bytes(path), f"mask {path}", MaskError)).convert("L")
 
 
 def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
@@ -203,7 +208,7 @@ def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
     Raises:
         InputError: As in `decode`.
     """
-    colour = _to_8_bit(decode(data, "mask").image).convert("RGBA")
+    colour = _upright_8_bit(decode(data, "mask")).convert("RGBA")
     luminance = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
     return luminance if luminance.size == size else luminance.resize(size, Image.Resampling.BOX)
 
@@ -261,6 +266,11 @@ def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata |
     profile = stored.info.get("icc_profile")
     stored.save(file, format=kind, **{**_OPTIONS[kind], **options}, icc_profile=profile)
     return notes + more_notes
+
+
+def _upright_8_bit(mask: DecodedImage) -> Image.Image:
+    """A mask as it is seen: turned as its orientation says, in levels of 8 bits."""
+    return _to_8_bit(upright(mask.image))
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

@@ -24,7 +24,7 @@ from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.paths import HUB_ID, expand_home
 from fisedit.storage.cell_runs import decode_runs, parse_run, run_entry, run_lengths
-from fisedit.storage.image_metadata import Metadata
+from fisedit.storage.image_metadata import Metadata, parameters_before
 from fisedit.values import (
     LATENT_FACTOR,
     AdapterReference,
@@ -227,7 +227,7 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
             )
             for before, e in pairwise((source, *effective))
         ),
-        str(source.image.info.get("before", "")),
+        parameters_before(source.image),
     )
 
 

@@ -172,6 +172,12 @@ REFUSED = {
         r"has no reference_modules_up\.0\.gate",
     ),
     "heads that do not divide": ({}, {"num_attention_heads": 7}, "num_attention_heads must divide"),
+    "heads of too few blocks": (
+        {},
+        {"num_attention_heads": [8]},
+        "num_attention_heads must be a number, or one of each",
+    ),
+    "heads that are no numbers": ({}, {"num_attention_heads": 1.5}, "must be a number, or one of each block"),
     "another class": ({}, {"_class_name": "ControlNetModel"}, "got a ControlNetModel"),
     "another version": (
         {},

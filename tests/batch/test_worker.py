@@ -35,6 +35,11 @@ class TestFallbacks:
         pictures(tmp_path / "in", 1)
         return plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER, BEFORE)).items[0]
 
+    def test_edits_of_a_source_are_not_kept(self, worker, item):
+        worker.process(item)
+        worker.process(replace(item, prompt="a fox on a beach"))
+        assert len(worker._source.editor.history) == 1
+
     @pytest.mark.parametrize(
         "error",
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from io import BytesIO
 from threading import Thread
@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 
 from fisedit import Cancelled, Editor
-from fisedit.errors import InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
+from fisedit.errors import AdapterError, InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
 from fisedit.storage.canvas import to_editable
+from fisedit.storage.session_store import SessionStore
+from fisedit.values import SavedAdapter
 from tests.support.edits import BIRD, CAT, DOG, latents
 from tests.support.folders import claims
 from tests.support.grids import grids
@@ -296,6 +298,32 @@ def test_numpys_numbers_are_numbers(pipelines, tmp_path):
     other.write(tmp_path / "cat.png")
     with pytest.raises(InputError, match="seed must be a whole number"):
         editor.generate(CAT, seed=np.float64(7), num_inference_steps=2)
+
+
+def test_an_adapter_that_cannot_be_loaded_leaves_the_editor_as_it_was(pipelines, tmp_path, monkeypatch):
+    editor = Editor(pipelines["shallow"], model="shallow")
+    editor.generate(CAT, **QUICK)
+    editor.save(tmp_path / "session")
+    read, asked = SessionStore.load, []
+
+    def with_adapters(store, diff):
+        loaded = read(store, diff)
+        return replace(
+            loaded, assets=replace(loaded.assets, adapters={"first": SavedAdapter(), "second": SavedAdapter()})
+        )
+
+    def load_adapter(self, source, **options):
+        asked.append((source, options["local_files_only"]))
+        if source == "second":
+            raise AdapterError("adapter must be there, got second")
+
+    monkeypatch.setattr(SessionStore, "load", with_adapters)
+    monkeypatch.setattr(Editor, "load_adapter", load_adapter)
+    monkeypatch.setattr(Editor, "unload_adapter", lambda self, source: asked.append(("unload", source)))
+    before = editor.history
+    with pytest.raises(AdapterError, match="got second"):
+        editor.load(tmp_path / "session", local_files_only=True)
+    assert asked == [("first", True), ("second", True), ("unload", "first")] and editor.history is before
 
 
 def test_a_long_negative_prompt_is_told(pipelines):

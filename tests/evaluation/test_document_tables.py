@@ -34,12 +34,14 @@ _DENSE = (
     *(f"fisedit/evaluation/{name}.py" for name in ("dense_pipelines", "dense_search", "timing", "workload")),
     "fisedit/evaluation/schedules.py",
     "fisedit/editor",
+    ":(exclude)fisedit/editor/sessions.py",  # what is saved and loaded
     "fisedit/planner.py",
 )
 _QUALITY = (
     "fisedit/masking",
     "fisedit/planner.py",
     "fisedit/editor",
+    ":(exclude)fisedit/editor/sessions.py",
     "fisedit/evaluation/scenes",
     "fisedit/evaluation/quality",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from io import BytesIO
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fisedit.errors import InputError
-from fisedit.storage.images import decode
+from fisedit.storage.images import decode, decode_mask
 
 
 def ycbcr_tiff(compression: str | None, size: tuple[int, int] = (60, 41)) -> tuple[Image.Image, bytes]:
@@ -32,3 +34,28 @@ def test_uncompressed_ycbcr_tiffs_are_named(padding):
     """Pillow takes their bytes for four a pixel: a file that is long enough would be read in wrong colours."""
     with pytest.raises(InputError, match="picture must not be an uncompressed YCbCr TIFF, which is not read"):
         decode(ycbcr_tiff(None)[1] + bytes(padding))
+
+
+def png(depth: int, colour: int, row: bytes) -> bytes:
+    """A PNG of one pixel."""
+    header = struct.pack(">IIBBBBB", 1, 1, depth, colour, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b""))
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_colours_of_16_bits_are_read_as_8_and_that_is_said():
+    deep = decode(png(16, 2, struct.pack(">HHH", 1000, 2000, 3000)))
+    assert deep.image.getpixel((0, 0)) == (3, 7, 11) and "16 bits a channel" in deep.notes[0]
+    assert decode(png(8, 2, bytes((3, 7, 11)))).notes == ()
+    grey = decode(png(16, 0, struct.pack(">H", 1000)))
+    assert grey.image.getpixel((0, 0)) == 1000 and grey.notes == ()
+
+
+def test_masks_are_turned_as_their_orientation_says():
+    mask, file, exif = np.zeros((20, 40), np.uint8), BytesIO(), Image.Exif()
+    mask[:, :10], exif[0x0112] = 255, 6
+    Image.fromarray(mask).save(file, "PNG", exif=exif)
+    assert (np.asarray(decode_mask(file.getvalue(), (20, 40))) == np.rot90(mask, -1)).all()
