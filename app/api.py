@@ -142,8 +142,7 @@ class Endpoints:
         settings = SourceSettings(
             _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
         )
-        detector = self._state.pool.detector
-        detect = None if detector is None else detect_in(detector, lambda: decode_picture(picture or b""))
+        detect = detect_in(self._state, lambda: decode_picture(picture or b""))
         part = parse_region(region, MaskLoader(), detect) if region else None
         given = picture or b"", prompt, settings, part
         yield from self._stream(request, lambda session: handlers.open_picture(self._state, session, *given))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from app import views
 from app.validation import MAX_PIXELS, AdapterPicture, Conditions, RegionSettings
 from fisedit import Drive, Region
 from fisedit.errors import InputError
-from fisedit.integrations.mask_providers import MaskProvider, find, union_of
+from fisedit.integrations.mask_providers import find, union_of
 from fisedit.integrations.region_json import parse_region, parse_regions
 from fisedit.storage import images
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from app.session import Session
     from app.sessions import AppState
+    from fisedit.integrations.mask_providers import Detection
     from fisedit.integrations.region_json import Detect
 
 MAX_MASK_CHARACTERS, MAX_REFERENCE_CHARACTERS = 1 << 20, 3 << 20
@@ -45,10 +47,11 @@ def lazy_region(
         keep = _decode_image(protect, "protect")
         strength, quality, seed = repaint
         noise = None if seed == -1 else seed
+        if add is not None and (words or piece is not None):
+            raise InputError("mask and words (or instance) both say where: give one, or region={'all': [...]}")
         settings = RegionSettings(tuple(words), piece, grow, add, keep, add is not None, strength, quality, noise)
         load_mask = MaskLoader()
-        detector = state.pool.detector
-        detect = None if detector is None else detect_in(detector, lambda: session.current.image)
+        detect = detect_in(state, lambda: session.current.image)
         whole = parse_region(region, load_mask, detect) if region else None
         several = parse_regions(regions, load_mask, detect) if regions else ()
         return replace(settings, region=whole, regions=tuple(several))
@@ -56,11 +59,21 @@ def lazy_region(
     return get_region
 
 
-def detect_in(detector: MaskProvider, get_picture: Callable[[], Image.Image]) -> Detect:
-    """What a detector finds in a picture, for `parse_region`."""
+def detect_in(state: AppState, get_picture: Callable[[], Image.Image]) -> Detect | None:
+    """What the app's detector finds in a picture, for `parse_region`; it looks once. None without a detector."""
+    detector, worker = state.pool.detector, state.worker
+    if detector is None:
+        return None
+
+    @cache
+    def look() -> tuple[Image.Image, list[Detection]]:
+        picture = get_picture()
+        return picture, worker.call(lambda: list(detector(picture, "")), brief=True)
 
     def detect(labels: Sequence[str], threshold: float, instance: str) -> Region:
-        return union_of(find(detector, get_picture(), labels=labels, threshold=threshold, instance=instance), labels)
+        picture, found = look()
+        chosen = find(lambda *_: found, picture, labels=labels, threshold=threshold, instance=instance)
+        return union_of(chosen, labels)
 
     return detect
 

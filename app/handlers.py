@@ -282,8 +282,8 @@ def find_things(state: AppState, session: Session) -> tuple[Detection, ...]:
 
     if state.pool.detector is None:
         raise InputError("there is no detector; start the app with --detector")
-    current = session.current
-    found = tuple(find(state.pool.detector, current.image))
+    current, detector = session.current, state.pool.detector
+    found = state.worker.call(lambda: tuple(find(detector, current.image)), brief=True)
     session.detections = current.id, found
     return found
 

@@ -19,7 +19,7 @@ from fisedit.errors import InputError
 from fisedit.storage import images
 
 if TYPE_CHECKING:
-    from app.program_pictures import ProgramPictures
+    from app.program_pictures import ProgramPicture, ProgramPictures
 
 PREFIX = "/v1"
 MAX_PICTURES = 8
@@ -67,7 +67,7 @@ class OpenaiApi:
         prompt, count = asked.get("prompt", ""), asked.get("n") or 1
         _check_format(asked.get("response_format"))
         all_settings = self._all_settings(str(asked.get("model") or ""), asked.get("size"), count)
-        return _answer([self._pictures.generate(prompt, settings) for settings in all_settings])
+        return _answer(self._pictures.generate(prompt, all_settings))
 
     def edits(
         self,
@@ -90,12 +90,7 @@ class OpenaiApi:
         if mask is not None:
             region = RegionSettings(add=_clear_pixels(mask.file.read()), only=True)
         all_settings = self._all_settings(model, None, n)
-        return _answer(
-            [
-                self._pictures.edit(data, prompt, each, region, source_prompt, own_noise=i > 0)
-                for i, each in enumerate(all_settings)
-            ]
-        )
+        return _answer(self._pictures.edit(data, prompt, all_settings, region, source_prompt))
 
     def _all_settings(self, model: str, size: object, count: object) -> list[SourceSettings]:
         """The settings of every picture that is asked for; a model that is not offered is the first one."""
@@ -132,5 +127,5 @@ def _clear_pixels(data: bytes) -> Image.Image:
     return clear
 
 
-def _answer(made: list[bytes]) -> dict[str, Any]:
-    return {"created": int(time()), "data": [{"b64_json": base64.b64encode(data).decode()} for data in made]}
+def _answer(made: "list[ProgramPicture]") -> dict[str, Any]:
+    return {"created": int(time()), "data": [{"b64_json": base64.b64encode(one.data).decode()} for one in made]}

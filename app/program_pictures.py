@@ -6,18 +6,29 @@ Knows sessions and handlers; neither routes nor their formats.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from app import export, handlers, history
 from app.runs import RunProgress
-from app.validation import Busy, RegionSettings, decode_picture
+from app.validation import (
+    MAX_PICTURE_BYTES,
+    MAX_RESULTS,
+    Busy,
+    RegionSettings,
+    check_region,
+    check_settings,
+    clean_prompt,
+    decode_picture,
+)
 from fisedit import Region
+from fisedit.errors import Cancelled
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,9 +37,60 @@ if TYPE_CHECKING:
     from app.sessions import AppState
     from app.validation import SourceSettings
     from fisedit import EditResult
+    from fisedit.values import GenerationConfig
 
 MAX_WAITING = 20
 """Requests of programs that run or wait; further ones are refused as busy."""
+
+MAX_KNOWN = 2048
+"""Pictures that are known when a program sends them back; beyond it the one that came longest ago is forgotten, and its
+session removed where no other one is of it."""
+
+
+@dataclass(frozen=True)
+class ProgramPicture:
+    """A finished picture.
+
+    Args:
+        data: a PNG that records how it was made.
+        config: how it was made.
+    """
+
+    data: bytes
+    config: GenerationConfig
+
+
+class _ProgramRequest:
+    """A request that runs or waits, which may be for several pictures."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        """End it before its next step."""
+        self.is_stopped = True
+        if self.session is not None:
+            self.session.stop()
+
+    def raise_if_stopped(self) -> None:
+        """Raise Cancelled once it was stopped."""
+        if self.is_stopped:
+            raise Cancelled("stopped; nothing was changed")
+
+    def collect(
+        self, make: Callable[[SourceSettings], ProgramPicture], all_settings: Sequence[SourceSettings]
+    ) -> list[ProgramPicture]:
+        """The pictures of all settings; where it is stopped those that are finished. Raises Cancelled without any."""
+        made: list[ProgramPicture] = []
+        try:
+            for settings in all_settings:
+                self.raise_if_stopped()
+                made.append(make(settings))
+        except Cancelled:
+            if not made:
+                raise
+        return made
 
 
 class ProgramPictures:
@@ -45,66 +107,84 @@ class ProgramPictures:
         self.state = state
         self.progress: RunProgress | None = None
         self._places = BoundedSemaphore(MAX_WAITING)
-        self._running: dict[object, Session] = {}  # by request
+        self._requests: list[_ProgramRequest] = []
+        self._lock = Lock()
+        self._keys: OrderedDict[str, str] = OrderedDict()  # digest of a picture -> key of its session
+        self._edits: WeakKeyDictionary[Session, Lock] = WeakKeyDictionary()  # one edit of a session at a time
 
-    def generate(self, prompt: str, settings: SourceSettings) -> bytes:
-        """A picture of a prompt, as a PNG that records how it was made.
+    def generate(self, prompt: str, all_settings: Sequence[SourceSettings]) -> list[ProgramPicture]:
+        """Pictures of a prompt.
 
         Args:
-            prompt: what it shows.
-            settings: how it is made.
+            prompt: what they show.
+            all_settings: how each is made.
 
         Raises:
             FisEditError: an argument out of range, or the machine is busy.
         """
-        caller = f"program {secrets.token_hex(16)}"
-        session = self.state.session(caller)
-        with self._running_in(session):
-            result = self._last(handlers.generate(self.state, session, prompt, settings))
-            return self._finished(session, result)
+        with self._request() as request:
+
+            def make(settings: SourceSettings) -> ProgramPicture:
+                request.session = session = self.state.program_session()
+                return self._finished(session, self._last(handlers.generate(self.state, session, prompt, settings)))
+
+            return request.collect(make, all_settings)
 
     def edit(
         self,
         data: bytes,
         prompt: str,
-        settings: SourceSettings,
+        all_settings: Sequence[SourceSettings],
         region: RegionSettings | None = None,
         source_prompt: str = "",
         *,
-        own_noise: bool = False,
-    ) -> bytes:
-        """A picture changed to fit a prompt, as a PNG; every pixel outside the region keeps its bytes.
+        keeps_noise: bool = True,
+    ) -> list[ProgramPicture]:
+        """A picture changed to fit a prompt, once for each settings; every pixel outside the region keeps its bytes.
 
         Args:
             data: the picture's file.
             prompt: what it should show.
-            settings: how it is opened, if it is not known already.
+            all_settings: how it is opened, if it is not known already; and the seeds.
             region: where it may change; None for where the words say.
             source_prompt: what it shows; "" where that is not known.
-            own_noise: whether the region gets the noise of the settings' seed, instead of the picture's; so it does
-                where the prompt is the picture's own.
+            keeps_noise: whether the first one keeps the picture's noise, unless the prompt is the picture's own; all
+                others have that of their settings' seeds.
 
         Raises:
             FisEditError: an argument out of range, no picture, or the machine is busy.
         """
+        text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+        for settings in all_settings:
+            self.state.select(check_settings(settings))
         digest = _digest(decode_picture(data))
-        session = self.state.session(_caller(digest))
-        with self._running_in(session):
-            known = [result for result in session.history if _digest(result.image) == digest]
-            if known:
-                history.checkout(session, known[-1].id)
-            else:
-                part = Region.mask(region.add) if region is not None and region.add is not None else None
-                self._last(handlers.open_picture(self.state, session, data, source_prompt, settings, part))
-            if own_noise or prompt == session.current.prompt:
-                region = replace(region or RegionSettings(), seed=settings.seed)
-            result = self._last(handlers.edit(self.state, session, prompt, region))
-            return self._finished(session, result)
+        with self._request() as request:
+
+            def make(settings: SourceSettings) -> ProgramPicture:
+                keeps = keeps_noise and settings is all_settings[0]
+                request.session = session = self.state.program_session(self._key(digest))
+                with self._edit_lock(session):
+                    request.raise_if_stopped()
+                    known = next((each for each in reversed(session.history[:]) if _digest(each.image) == digest), None)
+                    if known is not None and _make_room(session, known):
+                        history.checkout(session, known.id)
+                    else:
+                        if len(session.history):
+                            request.session = session = self.state.program_session()
+                        shown = source_prompt or ("" if known is None else known.prompt)
+                        part = None if region.add is None else Region.mask(region.add)
+                        self._last(handlers.open_picture(self.state, session, data, shown, settings, part))
+                        self._remember(digest, session)
+                    own_noise = not keeps or text == session.current.prompt
+                    chosen = replace(region, seed=settings.seed) if own_noise else region
+                    return self._finished(session, self._last(handlers.edit(self.state, session, text, chosen)))
+
+            return request.collect(make, all_settings)
 
     def interrupt(self) -> None:
-        """Stop all runs of programs before their next step."""
-        for session in list(self._running.values()):
-            session.stop()
+        """Stop all requests of programs before their next step; what they finished is answered."""
+        for request in list(self._requests):
+            request.stop()
 
     def _last(self, run: Iterator[RunProgress]) -> EditResult:
         result: EditResult | None = None
@@ -116,26 +196,58 @@ class ProgramPictures:
         assert result is not None, "a run ends with a result or an error"
         return result
 
-    def _finished(self, session: Session, result: EditResult) -> bytes:
-        """The result's file; its pixels name the session from now on."""
-        self.state.adopt(_caller(_digest(result.image)), session.key)
-        return export.picture_bytes(session, result)
+    def _finished(self, session: Session, result: EditResult) -> ProgramPicture:
+        """The result, whose pixels name the session from now on."""
+        self._remember(_digest(result.image), session)
+        return ProgramPicture(export.picture_bytes(session, result), result.config)
+
+    def _edit_lock(self, session: Session) -> Lock:
+        """What one edit of a session holds from looking for its picture until it is finished."""
+        with self._lock:
+            return self._edits.setdefault(session, Lock())
+
+    def _key(self, digest: str) -> str:
+        """The key of the session that a picture is of, or ""."""
+        with self._lock:
+            return self._keys.get(digest, "")
+
+    def _remember(self, digest: str, session: Session) -> None:
+        with self._lock:
+            self._keys[digest] = session.key
+            self._keys.move_to_end(digest)
+            forgotten = [self._keys.popitem(last=False)[1] for _ in range(len(self._keys) - MAX_KNOWN)]
+            unknown = set(forgotten) - set(self._keys.values())
+        for key in unknown:
+            self.state.remove_session(key)
 
     @contextmanager
-    def _running_in(self, session: Session) -> Iterator[None]:
+    def _request(self) -> Iterator[_ProgramRequest]:
         if not self._places.acquire(blocking=False):
             raise Busy(f"{MAX_WAITING} requests run or wait; try again in a moment")
-        request = object()
-        self._running[request] = session
+        request = _ProgramRequest()
+        self._requests.append(request)
         try:
-            yield
+            yield request
         finally:
-            del self._running[request]
+            self._requests.remove(request)
             self._places.release()
 
 
-def _caller(digest: str) -> str:
-    return f"picture {digest}"
+def _make_room(session: Session, kept: EditResult) -> bool:
+    """Delete a session's oldest results of which nothing was made, but one and what it was made of, until there is room
+    for another; returns whether there is."""
+    lineage = {result.id for result in session.history.lineage(kept.id)}
+
+    def is_full() -> bool:
+        return len(session.history) >= MAX_RESULTS or session.picture_bytes >= MAX_PICTURE_BYTES
+
+    while is_full():
+        parents = {result.parent for result in session.history}
+        leaf = next((each.id for each in session.history if each.id not in parents | lineage), None)
+        if leaf is None:
+            return False
+        history.delete(session, leaf)
+    return True
 
 
 def _digest(image: Image) -> str:

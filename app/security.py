@@ -12,6 +12,7 @@ import re
 from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from secrets import compare_digest
 from typing import Any
@@ -107,7 +108,7 @@ class RequestGuard:
     def _check(self, request: Request) -> Response | None:
         """Raises RequestRefused; returns an answer where the request needs no more."""
         host = request.headers.get("host", "")
-        if _host_name(host) not in self.hosts:
+        if _host_name(host) not in self.hosts | _own_address(request.scope):
             why = f"this is not {host[:80]!r}: open the address that was printed, or use --allowed-host"
             raise RequestRefused(400, why)
         origin = request.headers.get("origin")
@@ -229,6 +230,14 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
         return first.pop() if first else await receive()
 
     return receive_again
+
+
+def _own_address(scope: Scope) -> set[str]:
+    """The address of this machine that a request came to, which no name of another site can be."""
+    try:
+        return {str(ip_address((scope.get("server") or ("", None))[0]))}
+    except ValueError:
+        return set()
 
 
 def _host_name(host: str) -> str:

@@ -288,6 +288,7 @@ class Session:
         if not self._work.acquire(blocking=False):
             return
         try:
+            self.drop_live()
             sources = [self.history.find(each) for editor in self.editors.values() for each in self._sources_of(editor)]
             if 0 < sum(source.stats.recorded_bytes for source in sources) <= free_page_bytes(self.folder):
                 self.save(features=True)

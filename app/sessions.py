@@ -81,11 +81,14 @@ class AppState:
         self._closing = ExitStack()
         self._temporary = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="fisedit-")))
         self.folder = self._temporary / "sessions" if folder is None else Path(folder).resolve()
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in (self.folder, self._temporary / "programs"):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = Lock()  # callers come in many threads; never held while a session is read from disk
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by key, longest idle first
         self._loading: dict[str, Future[Session]] = {}  # by key, sessions that are being read from disk
         self._callers: OrderedDict[str, str] = OrderedDict()  # caller -> key
+        self._away = set[str]()  # callers whose connection ended; it may come again
+        self._of_programs = set[str]()  # keys of sessions that end with the app
         self._parking: dict[str, Future[None]] = {}  # by key, sessions whose recorded features are being written
         self._parker = ThreadPoolExecutor(1, thread_name_prefix="fisedit-parking")
 
@@ -123,8 +126,8 @@ class AppState:
             for session in sessions:
                 session.stop()
         self._parker.shutdown()
-        if self._is_kept:
-            for session in sessions:
+        for session in sessions:
+            if self._is_kept(session.key):
                 _park_features(session)
         self._closing.close()
 
@@ -179,11 +182,35 @@ class AppState:
         """The session of a key, for a page that was loaded again; the caller's own for an unknown key. Raises Busy."""
         return self._open_session(caller, key)
 
-    def leave(self, caller: str) -> None:
-        """Forget a caller: its session's work ends before the next step, unless another caller has it open."""
+    def program_session(self, key: str = "") -> Session:
+        """The session of a key, or a new one for a program, which ends with the app. Raises Busy."""
         with self._lock:
-            key = self._callers.pop(caller, None)
-            if key and key in self._sessions and key not in self._callers.values():
+            if not self._exists(key):
+                key = secrets.token_hex(16)
+                self._of_programs.add(key)
+        return self._open_session("", key)
+
+    def remove_session(self, key: str) -> None:
+        """Remove a program's session with its pictures, unless work goes on there."""
+        with self._lock:
+            session = self._sessions.get(key)
+            if key not in self._of_programs or key in self._loading or (session is not None and not session.idle):
+                return
+            self._sessions.pop(key, None)
+            self._of_programs.discard(key)
+        for folder in (self._temporary / "programs" / key, self._temporary / "out" / key):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def leave(self, caller: str) -> None:
+        """Note that a caller's connection ended: its session's work ends before the next step, unless another caller
+        has it open. The caller finds the session again."""
+        with self._lock:
+            key = self._callers.get(caller)
+            if key is None:
+                return
+            self._away.add(caller)
+            is_open = any(own == key and other not in self._away for other, own in self._callers.items())
+            if key in self._sessions and not is_open:
                 self._sessions[key].stop_unseen()
 
     def limit_memory(self) -> None:
@@ -215,16 +242,19 @@ class AppState:
         self._parking[key] = self._parker.submit(self._park, key, session)
 
     def _park(self, key: str, session: Session) -> None:
-        if self._is_kept:
+        if self._is_kept(key):
             _park_features(session)
         shutil.rmtree(session.out, ignore_errors=True)
         with self._lock:
             self._parking.pop(key, None)
 
-    @property
-    def _is_kept(self) -> bool:
-        """Whether sessions outlive the app."""
-        return self.folder.parent != self._temporary
+    def _is_kept(self, key: str) -> bool:
+        """Whether a session outlives the app."""
+        return self.folder.parent != self._temporary and key not in self._of_programs
+
+    def _folder(self, key: str) -> Path:
+        """Where a session's pictures lie."""
+        return (self._temporary / "programs" if key in self._of_programs else self.folder) / key
 
     def __len__(self) -> int:
         """Sessions in memory."""
@@ -237,7 +267,8 @@ class AppState:
         """
         with self._lock:
             key = key if self._exists(key) else self._callers.get(caller) or secrets.token_hex(16)
-            self._remember_caller(caller, key)
+            if caller:
+                self._remember_caller(caller, key)
             if key in self._sessions:
                 self._sessions.move_to_end(key)
                 return self._sessions[key]
@@ -255,7 +286,7 @@ class AppState:
         if parking := self._parking.get(key):
             parking.result()
         try:
-            session = Session(self.pool, self.folder / key, self._temporary / "out" / key)
+            session = Session(self.pool, self._folder(key), self._temporary / "out" / key)
             session.resume()
         except BaseException as error:  # noqa: BLE001 (every caller that waits for it raises it; none may hang)
             with self._lock:
@@ -271,13 +302,14 @@ class AppState:
         """Whether a key is that of a session in memory or on disk."""
         if not _KEY.fullmatch(key):
             return False
-        return key in self._sessions or key in self._loading or (self.folder / key).is_dir()
+        return key in self._sessions or key in self._loading or key in self._of_programs or self._folder(key).is_dir()
 
     def _remember_caller(self, caller: str, key: str) -> None:
         self._callers[caller] = key
         self._callers.move_to_end(caller)
+        self._away.discard(caller)
         while len(self._callers) > _CALLERS * self.capacity:
-            self._callers.popitem(last=False)
+            self._away.discard(self._callers.popitem(last=False)[0])
 
     def _evict_sessions(self) -> None:
         """Make room for one more session; those that are being read count as at work."""

@@ -22,7 +22,7 @@ from fisedit.storage import images
 from fisedit.values import Quality, SchedulerName
 
 if TYPE_CHECKING:
-    from app.program_pictures import ProgramPictures
+    from app.program_pictures import ProgramPicture, ProgramPictures
 
 PREFIX = "/sdapi/v1"
 MAX_PICTURES = 8
@@ -65,8 +65,7 @@ class WebuiApi:
     def txt2img(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008 (FastAPI's way)
         """Pictures of a prompt."""
         all_settings = self._all_settings(asked, own_size=False)
-        made = [self._pictures.generate(_text(asked, "prompt"), settings) for settings in all_settings]
-        return _answer(asked, made, [settings.seed for settings in all_settings])
+        return _answer(asked, self._pictures.generate(_text(asked, "prompt"), all_settings))
 
     def img2img(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         """A picture changed to fit a prompt: where its mask is white, or everywhere without one."""
@@ -84,11 +83,8 @@ class WebuiApi:
         source_prompt, prompt = _text(asked, "source_prompt"), _text(asked, "prompt")
         all_settings = self._all_settings(asked, own_size=True)
         is_random = asked.get("seed", -1) == -1  # then the first picture keeps the noise of what it is made of
-        made = [
-            self._pictures.edit(data, prompt, each, region, source_prompt, own_noise=i > 0 or not is_random)
-            for i, each in enumerate(all_settings)
-        ]
-        return _answer(asked, made, [settings.seed for settings in all_settings])
+        made = self._pictures.edit(data, prompt, all_settings, region, source_prompt, keeps_noise=is_random)
+        return _answer(asked, made)
 
     def interrupt(self) -> dict[str, Any]:
         """Stop what runs for programs."""
@@ -189,12 +185,25 @@ def _mask(asked: dict[str, Any], size: tuple[int, int]) -> Image.Image:
     return ImageOps.invert(mask) if asked.get("inpainting_mask_invert") else mask
 
 
-def _answer(asked: dict[str, Any], made: list[bytes], seeds: list[int]) -> dict[str, Any]:
+def _answer(asked: dict[str, Any], made: "list[ProgramPicture]") -> dict[str, Any]:
+    """The pictures, what was asked for, and as `info` what the first one was made with."""
     heavy = {"init_images", "mask"}
     told = {name: value for name, value in asked.items() if name not in heavy}
-    info = {"prompt": asked.get("prompt", ""), "seed": seeds[0], "all_seeds": seeds, "index_of_first_image": 0}
+    config, seeds = made[0].config, [one.config.seed for one in made]
+    info = {
+        "prompt": config.prompt,
+        "negative_prompt": config.negative_prompt,
+        "seed": seeds[0],
+        "all_seeds": seeds,
+        "steps": config.num_inference_steps,
+        "cfg_scale": config.guidance_scale,
+        "sampler_name": config.scheduler.label,
+        "width": config.width,
+        "height": config.height,
+        "index_of_first_image": 0,
+    }
     return {
-        "images": [base64.b64encode(data).decode() for data in made],
+        "images": [base64.b64encode(one.data).decode() for one in made],
         "parameters": told | dict.fromkeys(heavy & asked.keys()),
         "info": json.dumps(info),
     }

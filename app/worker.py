@@ -32,8 +32,8 @@ class InferenceJob(Generic[T]):
 
     Args:
         function: called on the worker's thread.
-        weights: equal for jobs that use the same model with the same LoRAs.
-        brief: whether it may run between two steps of another job of the same weights.
+        weights: equal for jobs that use the same model with the same LoRAs; None for one that uses none.
+        brief: whether it may run between two steps of another job of the same weights, or of any without its own.
         outcome: what the function returned or raised; cancelling it withdraws a job that has not begun.
     """
 
@@ -88,9 +88,10 @@ class InferenceWorker:
         with self._changed:
             self._idle.setdefault(name, function)
 
-    def call(self, function: Callable[[], T]) -> T:
-        """What a function returns or raises on the worker's thread."""
-        return self.submit(function).outcome.result()
+    def call(self, function: Callable[[], T], *, brief: bool = False) -> T:
+        """What a function, which uses no model's weights, returns or raises on the worker's thread; `brief` as in
+        `submit`."""
+        return self.submit(function, brief=brief).outcome.result()
 
     def jobs_ahead(self, job: InferenceJob[Any]) -> int:
         """How many runs come before a waiting one, the running one included; 0 once it has begun."""
@@ -173,4 +174,4 @@ class InferenceWorker:
 
     def _uses_other_weights(self, job: InferenceJob[Any]) -> bool:
         running = self._running
-        return running is not None and running.weights != job.weights
+        return running is not None and job.weights is not None and running.weights != job.weights

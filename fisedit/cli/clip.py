@@ -119,7 +119,8 @@ def _open(context: typer.Context, picture: Image, on_step: OnStep) -> Editor:
     given = context.params
     place = {name: given[name] for name in ("device", "dtype", "local_files_only")}
     config = {name: given[name] for name in ("num_inference_steps", "guidance_scale", "seed")}
-    if given["source_prompt"] is None and read_metadata(picture).origin:
+    metadata = read_metadata(picture)
+    if given["source_prompt"] is None and (metadata.origin or metadata.parameters):
         model = given["model"] if "model" in options_given(context) else None
         changes = {name: value for name, value in config.items() if name in options_given(context)}
         editor = Editor.remake(picture, model=model, changes=changes, on_step=on_step, **place)

@@ -205,14 +205,11 @@ def serve(
     port: opt.Port = 7860,
     token: opt.Token = "",
     allowed_host: opt.AllowedHosts = None,
-    sessions: opt.Sessions = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     local_files_only: opt.LocalFilesOnly = False,
 ) -> None:
     """Serve Automatic1111's and OpenAI's routes, without the page."""
-    if sessions is not None:
-        files.check_writable(sessions)
     load_app()
     server = import_module("app.server")
     server.check_packages("fastapi", "uvicorn", "python_multipart")
@@ -221,7 +218,7 @@ def serve(
     options = {"device": device, "dtype": dtype, "local_files_only": local_files_only}
     with (
         server.pixel_limit(),
-        closing(state.open(*model or (), folder=sessions, max_loaded=loaded, **options)) as opened,
+        closing(state.open(*model or (), max_loaded=loaded, **options)) as opened,
     ):
         running = server.make_server(opened, address)
         typer.echo(f"The routes are at {address.url} (Ctrl+C ends them); docs/app.md says which")

@@ -83,7 +83,7 @@ def generate(
     _check_new(context)
     check_settings(context)
     files.check_image_path(output, reference, control, drive)
-    files.check_trace_path(trace)
+    files.check_trace_path(trace, drive)
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
     from fisedit import Editor
@@ -185,7 +185,7 @@ def edit(
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
     files.check_image_path(output, mask, protect, picture, origin, reference, control, drive, region, regions)
-    files.check_trace_path(trace)
+    files.check_trace_path(trace, drive, region, regions)
     if session is not None:
         _check_session(context)
         context.with_resource(session_folder.lock(session))

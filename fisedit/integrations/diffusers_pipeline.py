@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
 
 _OUTPUT_TYPES = ("pil", "np")
+_OPTIONS = ("max_recorded_bytes", "max_host_bytes", "max_disk_bytes", "graphs", "cache_dtype")
 
 _VARIANTS: Mapping[SchedulerName, Mapping[tuple[str, ...], SchedulerName]] = {
     SchedulerName.DDIM: {("trailing",): SchedulerName.DDIM_TRAILING},
@@ -51,6 +52,7 @@ class FisEditPipeline:
 
     def __init__(self, editor: Editor) -> None:
         self.editor = editor
+        self._options: dict[str, Any] = {}  # of editors, as `from_pretrained` got them
         self._sources: dict[str, EditResult] = {}  # of this editor, by what they were opened or generated as
 
     @classmethod
@@ -66,7 +68,9 @@ class FisEditPipeline:
         """
         if "torch_dtype" in kwargs:
             kwargs["dtype"] = kwargs.pop("torch_dtype")
-        return cls(Editor.from_pretrained(pretrained_model_name_or_path, **kwargs))
+        made = cls(Editor.from_pretrained(pretrained_model_name_or_path, **kwargs))
+        made._options = {name: kwargs[name] for name in _OPTIONS if name in kwargs}
+        return made
 
     @classmethod
     def from_pipe(cls, pipeline: StableDiffusionPipeline) -> Self:
@@ -100,7 +104,11 @@ class FisEditPipeline:
             args: a device, a dtype, or both.
             kwargs: as in `DiffusionPipeline.to`.
         """
-        self.editor = Editor(self.editor.pipe.to(*args, **kwargs), model=self.editor.model)
+        before, pipe = self.editor, self.editor.pipe.to(*args, **kwargs)
+        self.editor = Editor(pipe, model=before.model, vae=before.vae, **self._options)
+        for loaded in before.adapters:
+            encoder = loaded.image_encoder or None
+            self.editor.load_adapter(loaded.source, **loaded.use.as_dict(), image_encoder=encoder)
         self._sources.clear()
         return self
 

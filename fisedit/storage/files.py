@@ -81,16 +81,19 @@ def check_page_path(path: Path | None) -> None:
     _check_suffix(path, "report", (".html", ".htm"))
 
 
-def check_trace_path(path: Path | None) -> None:
+def check_trace_path(path: Path | None, *inputs: Path | None) -> None:
     """Check, before any work, that a trace can be written to a path; None passes.
 
     Args:
         path: The output.
+        inputs: Files that must not be overwritten.
 
     Raises:
-        InputError: Another suffix, or as `check_file_path`.
+        InputError: Another suffix, the path is an input, or as `check_file_path`.
     """
     _check_suffix(path, "trace", (".json",))
+    if path is not None and any(given is not None and path.resolve() == given.resolve() for given in inputs):
+        raise InputError(f"trace must not be an input, got {path} for both; choose another name")
     if path is not None and path.name == SESSION_INDEX:
         raise InputError(f"trace must not be named as a session's index is, got {path}; choose another")
 

@@ -25,6 +25,13 @@ def ids(session):
     return [result.id for result in session.history]
 
 
+def test_a_live_edit_is_not_kept_with_the_session(state, session):
+    source = made(state, session)
+    last(edit_live(state, session, DOG))
+    session.park()
+    assert ids(session) == [source.id] and session.live is None
+
+
 def test_it_is_drawn_beside_the_current_picture_in_place_of_the_one_before(state, session):
     source = made(state, session)
     dog = last(edit_live(state, session, DOG))

@@ -37,6 +37,13 @@ def client(uploads, token="", base="http://127.0.0.1:7860") -> TestClient:
     )
 
 
+def test_the_address_that_a_request_came_to(uploads):
+    here = client(uploads, base="http://192.0.2.7:7860")
+    assert here.get("/").text == "in"
+    assert here.get("/", headers={"host": "192.0.2.8:7860"}).status_code == 400
+    assert client(uploads, base="http://evil.example").get("/").status_code == 400
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:7860", "[::1]:7860", "studio.local", "STUDIO.local:80"])
 def test_hosts_of_this_machine(uploads, host):
     assert client(uploads).get("/", headers={"host": host}).text == "in"

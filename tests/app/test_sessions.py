@@ -194,6 +194,18 @@ def test_a_page_that_is_left_stops_the_work_unless_another_has_the_session(state
         list(running)
 
 
+def test_a_connection_that_comes_again_finds_its_session(state):
+    session = state.session("first")
+    made(state, session)
+    state.leave("first")
+    assert state.session("first") is session
+    running = handlers.generate(state, session, CAT, SourceSettings(steps=12))
+    next(running)
+    state.leave("first")
+    with pytest.raises(Cancelled):
+        list(running)
+
+
 def test_pictures_in_memory_are_bounded(state, monkeypatch):
     """Idle sessions wait on disk beyond the bound, and one session alone is told that it is full."""
     one, two = state.session("one"), state.session("two")

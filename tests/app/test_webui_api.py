@@ -72,6 +72,13 @@ def test_seeds_are_noise_inside_the_mask(client):
     assert all((pixels(one) == pixels(other)).all() for one, other in zip(images, again, strict=True))
 
 
+def test_an_answer_says_what_was_used(client):
+    source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
+    asked = {**SMALL, "steps": 20, "cfg_scale": 12.0}
+    told = client.img2img(images=[source], prompt=DOG, mask_image=left_half(), denoising_strength=1.0, **asked).info
+    assert (told["seed"], told["steps"], told["cfg_scale"], told["sampler_name"]) == (7, 3, 4.0, "DDIM")
+
+
 def test_without_a_mask_the_whole_picture_is_painted_as_far_as_the_strength_goes(client):
     source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
     near, far = (

@@ -355,6 +355,9 @@ def test_no_picture_is_written_into_a_session(fisedit, tmp_path, held):
     fisedit(*new, "--output", "other/source.png").refused("input", "session's folder")
     fisedit("demo", "--output", "s").refused("input", "session's folder")
     fisedit(*edit, "--trace", "s/trace.json").refused("input", "session's folder")
+    (tmp_path / "region.json").write_text('{"everywhere": true}')
+    fisedit(*edit, "--region", "region.json", "--trace", "region.json").refused("input", "trace must not be an input")
+    assert (tmp_path / "region.json").read_text() == '{"everywhere": true}'
     fisedit(*new, "--trace", "other").refused("input", "trace")
     fisedit(*new, "--trace", "other.json", "--session", "other.json").refused("input", "session's folder")
     fisedit(*new, "--trace", "session.json").refused("input", "session's index")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageSequence
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 
 from fisedit import Drive, Editor, Region
@@ -84,6 +85,14 @@ def test_a_picture_of_another_program_and_words_that_say_where(driven, tmp_path)
     told = driven("--word", "cat", "--source-prompt", CAT, "--num-inference-steps", "2", "--json")
     assert (told.status, told.err) == (0, "")
     assert json.loads(told.out)["rendered"] == 3 and len(frames_of(tmp_path / "clip.webp")) == 3
+
+
+def test_a_picture_of_a_web_ui_says_what_it_shows(driven, tmp_path):
+    texts = PngInfo()
+    texts.add_text("parameters", f"{CAT}\nSteps: 2, Sampler: DDIM, CFG scale: 4, Seed: 7, Size: 128x128")
+    Image.fromarray(np.full((128, 128, 3), 90, np.uint8)).save(tmp_path / "source.png", pnginfo=texts)
+    told = driven("--word", "cat", "--json")
+    assert told.status == 0 and json.loads(told.out)["rendered"] == 3
 
 
 def test_a_run_that_was_stopped_goes_on(pipelines, control, tmp_path):

@@ -15,7 +15,7 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from fisedit import FisEditPipeline
+from fisedit import Editor, FisEditPipeline
 from fisedit.errors import InputError, PromptError
 from fisedit.integrations.diffusers_pipeline import _scheduler_name
 from tests.support.edits import CAT, DOG, Calls
@@ -125,3 +125,15 @@ def test_models_move_and_are_loaded_as_in_diffusers(model):
     pipe = FisEditPipeline.from_pretrained(model, torch_dtype=torch.float32, device="cpu", local_files_only=True)
     assert pipe.to(torch.bfloat16) is pipe and pipe.components["unet"].dtype == torch.bfloat16
     assert len(pipe(CAT, num_inference_steps=1, height=64, width=64).images) == 1
+
+
+def test_what_moves_keeps_its_adapters_and_bounds():
+    bounds = {"cache_dtype": "int4", "max_recorded_bytes": 10**8}
+    pipe = FisEditPipeline.from_pretrained("demo", torch_dtype=torch.float32, **bounds)
+    pipe.editor.load_adapter("demo-look", scale=0.5)
+    before = pipe.editor
+    pipe.to(torch.float64)
+    now = pipe.editor
+    assert now is not before and now.max_recorded_bytes == before.max_recorded_bytes == 10**8
+    assert [(one.source, one.use) for one in now.adapters] == [(one.source, one.use) for one in before.adapters]
+    assert now._engine.encoding == before._engine.encoding != Editor(now.pipe)._engine.encoding
