@@ -384,18 +384,24 @@ def _changes(context: typer.Context) -> dict[str, Any]:
 
 def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -> None:
     """Write the current image with the mask over it, and print the costs of the edit."""
+    from PIL import Image
+
     from fisedit.storage.contact_sheet import overlay
     from fisedit.storage.images import write_image
+    from fisedit.values import cell_pixels
 
-    write_image(overlay(editor.current.canvas, found.mask.image()), output)
+    now = editor.current
+    inside = cell_pixels(found.mask.grid, now.size, now.config.crop)
+    write_image(overlay(now.image, Image.fromarray(inside).convert("L")), output)
     values = {
         "change": str(found.diff),
-        "area": found.mask.area,
+        "area": float(inside.mean()),
         "confidence": found.confidence,
         "macs": found.macs,
         "macs_dense": found.macs_dense,
         "recorded_bytes": found.recorded_bytes,
-        "fallback": found.fallback or found.nothing,
+        "fallback": found.fallback,
+        "nothing": found.nothing,
     }
     if json:
         console.show_json(values | {"notes": found.notes, "output": output})

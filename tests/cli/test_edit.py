@@ -202,10 +202,21 @@ class TestEdit:
         assert run.status == 2 and why in run.err and run.err.count("\n") == 1
         assert not (tmp_path / "edit.png").exists()
 
+    def test_a_preview_of_a_part_is_of_the_whole_picture(self, fisedit, model, tmp_path):
+        photo = np.random.default_rng(0).integers(0, 255, (240, 320, 3), np.uint8)
+        Image.fromarray(photo).save(tmp_path / "photo.png")
+        where = ("--box", "190,100,230,130", "--preview", "--json")
+        edit = ("edit", "--picture", "photo.png", "--source-prompt", BEFORE, "--prompt", AFTER, "--model", model)
+        run = fisedit(*edit, *QUICK, *where, "--output", "seen.png")
+        told, seen = json.loads(run.out), np.asarray(Image.open(tmp_path / "seen.png"))
+        changed = (seen != photo).any(-1)
+        assert seen.shape == photo.shape and told["nothing"] == told["fallback"] == ""
+        assert told["area"] == pytest.approx(changed.mean(), abs=0.005) and changed.mean() < 0.06
+
     def test_a_preview(self, fisedit, model, tmp_path):
         scene(100, 60).save(tmp_path / "mine.png")
         run = fisedit(*("edit", "--picture", "mine.png", "--prompt", "a dog", "--model", model, *QUICK, "--preview"))
-        assert run.status == 0 and Image.open(tmp_path / "edit.png").size == (168, 96)
+        assert run.status == 0 and Image.open(tmp_path / "edit.png").size == (100, 60)
 
     def test_of_an_animation_the_first_frame(self, fisedit, model, tmp_path):
         frames = [scene().transpose(Image.Transpose.ROTATE_90) if turn else scene() for turn in (False, True)]
