@@ -244,7 +244,7 @@ def test_b_shows_what_was_before_while_it_is_held(browser):
 
 def test_the_first_run_is_seen_in_its_own_shape(browser):
     page = browser().open()
-    make(page, steps=40)
+    make(page, steps=150)
     expect(page.locator("#stage .live")).to_have_attribute("src", re.compile("^data"))
     expect(page.locator("#stage .empty")).not_to_be_visible()
     box = page.locator("#stage .frame").bounding_box()
@@ -369,12 +369,12 @@ def test_a_reload_during_a_run_says_that_it_was_stopped(browser, steps):
 
 
 def test_who_waits_is_told_how_many_come_before_and_can_stop(browser, site):
+    page = browser(viewport={"width": 1280, "height": 900}).open()
+    typed(page, CAT)
     ahead = [Program(site.url, uuid.uuid4().hex) for _ in range(2)]
     runs = [one.events("generate", one.send("generate", CAT, 0, 150, 4.0)) for one in ahead]
     for events in runs:
         next(events)
-    page = browser(viewport={"width": 1280, "height": 900}).open()
-    typed(page, CAT)
     page.locator("#make").click()
     expect(page.locator("#status")).to_have_text("Waiting: 2 before you ...")
     for shown in (page.locator("#status p"), page.locator("#stop")):
