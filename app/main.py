@@ -12,9 +12,10 @@ import gradio as gr
 
 from app import api, export, history
 from app.components import PageComponents, read_asset
-from app.events import EventHandlers
 from app.page_blocks import PageBlocks
+from app.run_events import RunEvents
 from app.server import MAX_WAITING
+from app.session_events import SessionEvents
 
 if TYPE_CHECKING:
     from app.sessions import AppState
@@ -50,9 +51,9 @@ def build(state: AppState) -> gr.Blocks:
     blocks = PageBlocks(title="fisedit", analytics_enabled=False, delete_cache=(600, 3600))
     with blocks:
         page = PageComponents(state.pool)
-        events = EventHandlers(state, page)
+        events = SessionEvents(state, page)
         _connect_session(blocks, page, events)
-        _connect_runs(page, events)
+        _connect_runs(page, RunEvents(state, page))
         _connect_previews(page, events)
         _connect_history(page, events)
         _connect_settings(page, events)
@@ -60,7 +61,7 @@ def build(state: AppState) -> gr.Blocks:
     return blocks
 
 
-def _connect_session(blocks: gr.Blocks, page: PageComponents, events: EventHandlers) -> None:
+def _connect_session(blocks: gr.Blocks, page: PageComponents, events: SessionEvents) -> None:
     arrived = blocks.load(
         events.on_arrive, page.key, [page.key, *page.session_outputs], js="() => window.fisedit.key()", **_UNQUEUED
     )
@@ -68,7 +69,7 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: EventHandl
     blocks.unload(events.on_leave)
 
 
-def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
+def _connect_runs(page: PageComponents, events: RunEvents) -> None:
     run = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": page.status}
     settings, shown = page.settings_inputs, page.session_outputs
     made = page.make.click(events.on_make, [page.prompt, *page.condition_inputs, *settings], shown, **run)
@@ -87,7 +88,7 @@ def _connect_runs(page: PageComponents, events: EventHandlers) -> None:
     page.stop.click(events.on_stop, None, page.stop, **_UNQUEUED)
 
 
-def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
+def _connect_previews(page: PageComponents, events: SessionEvents) -> None:
     latest = _UNQUEUED | {"trigger_mode": "always_last"}
     typed = [page.prompt, page.words, page.model]
     page.show_words.click(events.on_words, typed, [page.words_line, page.tokens, page.words, page.status], **latest)
@@ -130,7 +131,7 @@ def _connect_previews(page: PageComponents, events: EventHandlers) -> None:
     shown.failure(None, None, page.facts, js="() => window.fisedit.failedPreview()", **_QUICK)
 
 
-def _connect_history(page: PageComponents, events: EventHandlers) -> None:
+def _connect_history(page: PageComponents, events: SessionEvents) -> None:
     shown = page.session_outputs
     moves = {page.undo: history.undo, page.redo: history.redo, page.delete_now: history.delete_current}
     moved = [button.click(events.on_move(move), None, shown, **_UNQUEUED) for button, move in moves.items()]
@@ -144,7 +145,7 @@ def _connect_history(page: PageComponents, events: EventHandlers) -> None:
         fetched.success(None, js="() => { window.fisedit.fetch(); }", **_QUICK)
 
 
-def _connect_settings(page: PageComponents, events: EventHandlers) -> None:
+def _connect_settings(page: PageComponents, events: SessionEvents) -> None:
     restored = [*page.session_outputs, *page.settings_inputs, page.found, page.open_panel]
     dropped = page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
     dropped.then(None, js="() => { window.fisedit.ask(); }", **_QUICK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,9 +12,10 @@ from fisedit.adapters.control_pictures import CANNY, is_canny
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
+from fisedit.cli.edit_checks import CONFIG, check_new, check_prompt, check_session, check_source
 from fisedit.cli.inputs import check_settings, load_adapters, options_given, read_conditions, read_image
-from fisedit.cli.places import check_marks, edit_areas, parse_sides
-from fisedit.errors import InputError, SessionError
+from fisedit.cli.places import edit_areas, parse_sides
+from fisedit.errors import InputError
 from fisedit.storage import files, session_folder
 
 if TYPE_CHECKING:
@@ -23,24 +24,6 @@ if TYPE_CHECKING:
     from fisedit.storage.images import DecodedImage
     from fisedit.values import OnStep
 
-N = TypeVar("N", int, float)
-
-_CONFIG = (
-    "seed",
-    "negative_prompt",
-    "num_inference_steps",
-    "guidance_scale",
-    "width",
-    "height",
-    "scheduler",
-    "clip_skip",
-)
-_COMBINATIONS = (
-    {"session", "picture"},
-    {"source_prompt", "picture"},
-    {"session", "source_prompt", "picture"},
-    {"session", "origin"},
-)
 _DIFFERENT = "made again, but not every pixel is the file's: another device or version made it, or it was changed since"
 
 
@@ -80,7 +63,7 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate a picture, and a --session to edit it in."""
-    _check_new(context)
+    check_new(context)
     check_settings(context)
     files.check_image_path(output, reference, control, drive)
     files.check_trace_path(trace, drive)
@@ -179,15 +162,15 @@ def edit(
     json: opt.Json = False,
 ) -> None:
     """Change a prompt and what it changes: of a saved --session, a --source-prompt, a --picture, or --from a file."""
-    _check_source(context)
-    _check_prompt(context)
+    check_source(context)
+    check_prompt(context)
     check_settings(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
     files.check_image_path(output, mask, protect, picture, origin, reference, control, drive, region, regions)
     files.check_trace_path(trace, drive, region, regions)
     if session is not None:
-        _check_session(context)
+        check_session(context)
         context.with_resource(session_folder.lock(session))
     opened = read_image(picture or origin)
     place, areas = edit_areas(context, opened)
@@ -208,14 +191,6 @@ def edit(
     if session is not None:
         editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
-
-
-def _check_new(context: typer.Context) -> None:
-    """Check options of a picture that is generated."""
-    if is_canny(context.params["control"]):
-        raise InputError("--control canny is of a picture that is opened, got none; give a control picture's file")
-    if context.params["features"] and context.params["session"] is None:
-        raise InputError("--features are saved with a --session, got none; give one")
 
 
 def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step: OnStep) -> None:
@@ -260,77 +235,6 @@ def _show_result(
         typer.echo(f"Written: {output}")
 
 
-def _check_session(context: typer.Context) -> None:
-    """Check that a session that is the only source is there, and that nothing is written into one."""
-    given = context.params
-    session_folder.check_outputs(given["session"], given["output"], given["trace"])
-    if not {"source_prompt", "picture", "origin"} & options_given(context) and not given["session"].is_dir():
-        raise SessionError(f"there is no session in {given['session']}; make one by fisedit generate --session")
-
-
-def _check_source(context: typer.Context) -> None:
-    """Check that exactly one source is given, and no option that does not apply to it."""
-    explicit = options_given(context)
-    given = {"session", "source_prompt", "picture", "origin"} & explicit
-    if len(given) != 1 and given not in _COMBINATIONS:
-        raise InputError(
-            "give one of --session, --source-prompt, --picture and --from, got several or none; see fisedit edit --help"
-        )
-    inapplicable = [name for name in (*_CONFIG, "model", "vae") if name in explicit]
-    if "origin" in explicit:
-        if inapplicable := [name for name in ("caption_model", "vae") if name in explicit]:
-            option = f"--{inapplicable[0].replace('_', '-')}"
-            raise InputError(f"a picture says itself how it was made; leave {option} out, or give it as --picture")
-    elif "picture" not in explicit:
-        if "session" in explicit and inapplicable:
-            raise InputError(
-                f"a session has its own {', '.join(inapplicable)}; leave that out, or start from --source-prompt"
-            )
-        inapplicable = [name for name in ("caption_model", "inversion") if name in explicit]
-        if inapplicable:
-            raise InputError(f"{', '.join(inapplicable)} is for a --picture; give one, or leave that out")
-    elif {"source_prompt", "caption_model"} <= explicit:
-        raise InputError("give --source-prompt or --caption-model, got both; the first says what the picture shows")
-    elif "scheduler" in explicit:
-        raise InputError("a picture is opened with the scheduler ddim; leave --scheduler out")
-    if {"session"} < given and (Path(context.params["session"]) / "session.json").exists():
-        raise InputError(f"{context.params['session']} holds a session; give it alone to go on with it")
-
-
-_MARKS = ("mask", "box", "point", "detect", "word", "region")
-"""Options that say where."""
-
-_NO_USE = {
-    "erase": ("preview", "structure", "strength", "reference", "control", "drive", "adapter", "regions", "extend"),
-    "extend": (
-        *("preview", "structure", "strength", "reference", "control", "drive", "adapter", "inversion", "context_ratio"),
-        *("regions", "protect", "grow", "instance", *_MARKS),
-    ),
-    "regions": ("protect", "grow", "instance", *_MARKS),
-}
-"""Options for another way to edit -> those that it has no use for."""
-
-
-def _check_prompt(context: typer.Context) -> None:
-    """Check that there are words, or another way to edit and nothing that it has no use for."""
-    explicit = options_given(context)
-    if not {"prompt", *_NO_USE} & explicit:
-        raise InputError(
-            "give a --prompt, or --erase what a --mask, --box, --point, --detect, --word or --region marks; got none"
-        )
-    for option, without in _NO_USE.items():
-        if option in explicit and (inapplicable := [name for name in without if name in explicit]):
-            name = inapplicable[0].removesuffix("_ratio").replace("_", "-")
-            raise InputError(f"--{option} has no use for --{name}; leave it out")
-    if "erase" in explicit and not set(_MARKS) & explicit:
-        raise InputError("--erase needs a --mask, --box, --point, --detect, --word or --region, got none; give one")
-    if is_canny(context.params["control"]) and "picture" not in explicit:
-        raise InputError("--control canny is of a --picture, got none; give a control picture's file")
-    check_marks(context)
-    if context.params["extend"] is not None:
-        parse_sides("extend", context.params["extend"], int)
-
-
 def _notes(context: typer.Context, editor: Editor, opened: DecodedImage | None) -> tuple[str, ...]:
     """Remarks for the user on a source that was opened or made again."""
     note = ""
@@ -360,7 +264,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
         return editor
     editor = Editor.from_pretrained(given["model"], vae=given["vae"], **place)
     load_adapters(context, editor)
-    config = {name: given[name] for name in _CONFIG}
+    config = {name: given[name] for name in CONFIG}
     if opened is None:
         editor.generate(given["source_prompt"], on_step=on_step, **config)
         return editor
@@ -379,7 +283,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
 
 def _changes(context: typer.Context) -> dict[str, Any]:
     """The options that replace values of an image's origin."""
-    return {name: context.params[name] for name in (*_CONFIG, "inversion") if name in options_given(context)}
+    return {name: context.params[name] for name in (*CONFIG, "inversion") if name in options_given(context)}
 
 
 def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -> None:

@@ -11,8 +11,9 @@ from PIL import Image
 
 from app import handlers
 from app.components import PageComponents
-from app.events import EventHandlers
+from app.run_events import RunEvents
 from app.runs import RunProgress
+from app.session_events import SessionEvents
 from app.validation import Busy
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
@@ -31,8 +32,14 @@ def page(state):
 
 @pytest.fixture
 def events(state, page):
-    """The events of that page."""
-    return EventHandlers(state, page)
+    """The events of that page that show a session."""
+    return SessionEvents(state, page)
+
+
+@pytest.fixture
+def runs(state, page):
+    """The events of that page that run edits."""
+    return RunEvents(state, page)
 
 
 def error(answer, page):
@@ -50,18 +57,18 @@ def test_a_page_that_comes_while_everybody_is_at_work_is_told(events, page, stat
     assert "everybody is at work" in error(answer, page) and answer[page.make]["interactive"] is True
 
 
-def test_a_caller_without_a_name_is_refused(events):
+def test_a_caller_without_a_name_is_refused(runs):
     with pytest.raises(SessionError, match="send session_hash"):
-        events.on_stop(SimpleNamespace(session_hash=""))
+        runs.on_stop(SimpleNamespace(session_hash=""))
 
 
-def test_a_picture_is_opened_in_its_own_size(events, page, session):
+def test_a_picture_is_opened_in_its_own_size(runs, page, session):
     data = png(Image.fromarray(np.full((64, 72, 3), 90, np.uint8)))
-    *told, end, opened = events.on_open(ME, data, "a cat", *SETTINGS)
+    *told, end, opened = runs.on_open(ME, data, "a cat", *SETTINGS)
     assert "Starting" in told[0][page.status] and session.history.current.size == (72, 64)
     assert page.prompt not in end and end[page.status] == "", "more may have been typed meanwhile"
     assert opened[page.file] is None and opened[page.found] == ""
-    *_, end = events.on_open(ME, None, "a cat", *SETTINGS)
+    *_, end = runs.on_open(ME, None, "a cat", *SETTINGS)
     assert "error" in end[page.status] and len(session.history) == 1
 
 
@@ -95,12 +102,12 @@ def test_two_pictures_are_compared_and_others_are_refused(events, page, state, s
         (KeyError("a bug"), "That should not have happened"),
     ],
 )
-def test_a_run_that_fails_changes_nothing_and_says_why(events, page, session, failure, words):
+def test_a_run_that_fails_changes_nothing_and_says_why(runs, page, session, failure, words):
     def start(_):
         yield RunProgress(0, 2, ahead=3)
         raise failure
 
-    run = events._run(ME, start)
+    run = runs._run(ME, start)
     assert "Starting" in next(run)[page.status] and "3 before you" in next(run)[page.status]
     assert words in next(run)[page.status]
     with pytest.raises(KeyError if isinstance(failure, KeyError) else StopIteration):  # a bug is the server's to log

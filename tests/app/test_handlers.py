@@ -17,7 +17,7 @@ from PIL import Image
 
 from app import export, handlers, history, html, live, variations
 from app.components import PageComponents
-from app.events import EventHandlers
+from app.session_events import SessionEvents
 from app.validation import (
     MAX_BYTES,
     MAX_PROMPT_CHARACTERS,
@@ -175,7 +175,7 @@ def test_a_run_that_is_stopped_while_it_waits_does_not_begin(state, session):
 def test_a_result_that_cannot_be_saved_is_there_and_said(state, session, monkeypatch):
     made(state, session)
     with gr.Blocks():
-        events = EventHandlers(state, page := PageComponents(state.pool))
+        events = SessionEvents(state, page := PageComponents(state.pool))
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "/home/me/sessions/1")

@@ -12,8 +12,9 @@ from PIL import Image
 
 from app import export, handlers, history, views
 from app.components import PageComponents
-from app.events import EventHandlers
 from app.live import edit_live
+from app.run_events import RunEvents
+from app.session_events import SessionEvents
 from app.validation import Busy, RegionSettings
 from fisedit import Cancelled
 from fisedit.storage.session_store import SessionStore
@@ -97,7 +98,7 @@ def test_it_is_not_saved_before_it_is_run(state, session):
 
 def test_a_page_that_arrives_does_not_show_it(state, session):
     with gr.Blocks():
-        events = EventHandlers(state, PageComponents(state.pool))
+        events = SessionEvents(state, PageComponents(state.pool))
     source = made(state, session)
     last(edit_live(state, session, DOG))
     events.on_arrive(ME, session.key)
@@ -145,7 +146,7 @@ def test_the_next_letter_stops_a_live_edit_and_no_other_work(state, session):
 def test_the_page_shows_it_inside_its_mask(state, session):
     with gr.Blocks():
         page = PageComponents(state.pool)
-    events = EventHandlers(state, page)
+    events = RunEvents(state, page)
     assert list(events.on_live(ME, DOG, *NOTHING_READ, *REGION)) == []
     mine = state.session(ME.session_hash)
     made(state, mine)

@@ -1,0 +1,225 @@
+"""Event handlers of the page that run edits: each begins one by `app.handlers`, and shows how it goes and what it gave.
+
+Knows components by name and handlers by what they return; lays nothing out and computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from app import handlers, html, inputs, live, variations, views
+from app.events import PageEvents
+from app.updates import Updates
+from app.validation import NO_CONDITIONS, Busy, PartNotOpened
+from fisedit.errors import Cancelled, FisEditError
+
+if TYPE_CHECKING:
+    from app.runs import RunProgress
+    from app.session import Session
+    from fisedit import EditResult
+
+PREVIEW_INTERVAL = 0.25
+"""Seconds between two previews of a run: showing every step of a quick one would slow it down."""
+
+
+class RunEvents(PageEvents):
+    """Events that run an edit, and the one that stops it."""
+
+    def on_make(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
+        """Generate a new picture from a prompt.
+
+        Args:
+            request: of the page.
+            prompt: what the picture shows.
+            values: of `PageComponents.condition_inputs` and `settings_inputs`.
+        """
+
+        def make(session: Session) -> Iterator[RunProgress]:
+            conditions, settings = inputs.conditions_of(*values)
+            return handlers.generate(self.state, session, prompt, inputs.settings(self.page, *settings), conditions)
+
+        yield from self._run(request, make)
+
+    def on_open(self, request: gr.Request, data: bytes | None, prompt: str, *settings: Any) -> Iterator[Updates]:
+        """Open a file as a new picture.
+
+        Args:
+            request: of the page.
+            data: the picture's file, or None.
+            prompt: what the picture shows; "" where that is not known.
+            settings: values of `PageComponents.settings_inputs`.
+        """
+
+        def start(session: Session) -> Iterator[RunProgress]:
+            own_size = replace(inputs.settings(self.page, *settings), width=None, height=None)
+            for progress in handlers.open_picture(self.state, session, data or b"", prompt, own_size):
+                opened.extend(filter(None, [progress.result]))
+                yield progress
+
+        opened: list[EditResult] = []
+        yield from self._run(request, start, opens=True)
+        if opened:
+            yield {self.page.file: None, self.page.found: "", self.page.open: gr.update(interactive=False)}
+
+    def on_edit(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
+        """Edit the current picture.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            values: of the further `PageComponents.edit_inputs`.
+        """
+
+        def edit(session: Session) -> Iterator[RunProgress]:
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            return handlers.edit(self.state, session, prompt, where, conditions)
+
+        yield from self._run(request, edit, prompt)
+
+    def on_vary(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
+        """Edit the current picture several times, each with other noise.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            values: of the further `PageComponents.edit_inputs`.
+        """
+
+        def vary(session: Session) -> Iterator[RunProgress]:
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            return variations.vary(self.state, session, prompt, where, conditions)
+
+        yield from self._run(request, vary, prompt)
+
+    def on_erase(self, request: gr.Request, *values: Any) -> Iterator[Updates]:
+        """Let what is around the painted area of the current picture grow into it.
+
+        Args:
+            request: of the page.
+            values: of `PageComponents.edit_inputs`, of which the region's are read.
+        """
+        prompt, *others = values
+
+        def erase(session: Session) -> Iterator[RunProgress]:
+            _, region = inputs.conditions_of(*others)
+            where = inputs.region(session, session.current.prompt, NO_CONDITIONS, *region)
+            return handlers.erase(self.state, session, where)
+
+        yield from self._run(request, erase, prompt)
+
+    def on_extend(self, request: gr.Request, prompt: str, *widths: float | None) -> Iterator[Updates]:
+        """Make the current picture larger and paint what is added.
+
+        Args:
+            request: of the page.
+            prompt: what the larger picture shows.
+            widths: pixels at the left, top, right and bottom.
+        """
+        left, top, right, bottom = (int(width or 0) for width in widths)
+        yield from self._run(
+            request, lambda session: handlers.extend(self.state, session, (left, top, right, bottom), prompt)
+        )
+
+    def on_live(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
+        """Draw an edit over the current picture while its prompt is typed; a newer one stops it.
+
+        Args:
+            request: of the page.
+            prompt: what the picture should show.
+            values: of the further `PageComponents.edit_inputs`.
+        """
+        page, shown = self.page, 0.0
+        try:
+            session = self.session(request)
+            if not len(session.history) or prompt.strip() in ("", session.current.prompt):
+                if session.live is not None:
+                    yield {page.stage: gr.update(live=""), page.status: ""}
+                return
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            for progress in live.edit_live(self.state, session, prompt, where, conditions):
+                if progress.result is not None:
+                    made = progress.result
+                    drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)
+                    yield {page.stage: gr.update(live=drawn), page.status: html.message("Live: Run keeps it.")}
+                elif progress.picture is not None and perf_counter() - shown >= PREVIEW_INTERVAL:
+                    shown = perf_counter()
+                    yield {page.stage: gr.update(live=_preview_overlay(session, progress, prompt))}
+        except (Cancelled, Busy):
+            return
+        except PartNotOpened as error:
+            yield {page.stage: gr.update(live=""), page.status: html.message(str(error))}
+        except FisEditError as error:
+            yield {page.stage: gr.update(live=""), page.status: html.message(str(error), "error")}
+
+    def on_measure(self, request: gr.Request) -> Iterator[Updates]:
+        """A dense run of the result on the stage, to compare."""
+        yield from self._run(
+            request, lambda session: handlers.measure_dense(self.state, session, session.current.id), None
+        )
+
+    def on_stop(self, request: gr.Request) -> Updates:
+        """Stop the current run before its next step.
+
+        The button says so, not the status line: this answer may arrive after the stopped run's last one.
+        """
+        self.session(request).stop()
+        return {self.page.stop: gr.update(value="Stopping ...")}
+
+    def _run(
+        self,
+        request: gr.Request,
+        start: Callable[[Session], Iterator[RunProgress]],
+        prompt: str | None = "",
+        *,
+        opens: bool = False,
+    ) -> Iterator[Updates]:
+        """Show a run's progress, and the session after it.
+
+        Args:
+            request: of the page.
+            start: begins the run.
+            prompt: an edit's, whose previews are drawn inside its mask if that is known; "" for a new picture, whose
+                previews are drawn whole; None for a run without previews.
+            opens: whether the picture that waits on the stage is opened; else the stage shows the current one.
+        """
+        page, updates, session = self.page, self.updates, None
+        try:
+            session = self.session(request)
+            stage = gr.skip() if opens else gr.update(photo="")
+            yield {**updates.buttons(session, busy=True), page.status: html.message("Starting ..."), page.stage: stage}
+            shown = 0.0
+            for progress in start(session):
+                if progress.ahead:
+                    yield {page.status: html.message(f"Waiting: {progress.ahead} before you ...")}
+                if progress.picture is None or perf_counter() - shown < PREVIEW_INTERVAL:
+                    continue
+                shown = perf_counter()
+                live = "" if prompt is None else _preview_overlay(session, progress, prompt)
+                yield {page.stage: gr.update(live=live), page.status: html.progress(progress)}
+            yield updates.after_run(session)
+        except Cancelled:
+            yield updates.unchanged(session, html.message("Stopped. Nothing was changed."))
+        except FisEditError as error:
+            yield updates.unchanged(session, html.message(str(error), "error"))
+        except Exception:
+            why = "That should not have happened: see the server's log."
+            yield updates.unchanged(session, html.message(why, "error"))
+            raise
+
+
+def _preview_overlay(session: Session, progress: RunProgress, prompt: str) -> str:
+    """A run's preview, within the region of its prompt's last preview."""
+    preview = session.last_preview
+    mask = preview.mask if preview and preview.diff.prompt == prompt else None
+    if not progress.picture:
+        return ""
+    shown = session.current if prompt and len(session.history) else None
+    return views.preview_overlay(progress.picture, mask, *((shown.size, shown.config.crop) if shown else ()))
