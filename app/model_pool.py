@@ -32,6 +32,7 @@ from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
 from fisedit.models.prompt_chunks import context_length, split_chunks
 from fisedit.models.prompt_weighting import parse
+from fisedit.models.validation import sample_size
 from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
 from fisedit.values import LATENT_FACTOR
@@ -108,7 +109,7 @@ class OfferedModel:
     @cached_property
     def native_size(self) -> int:
         """The side in pixels of the square that it was made for."""
-        return int(read_json(self._config_folder / "unet" / "config.json")["sample_size"]) * LATENT_FACTOR
+        return sample_size(read_json(self._config_folder / "unet" / "config.json")) * LATENT_FACTOR
 
     @property
     def guidance(self) -> float:

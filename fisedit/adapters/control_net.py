@@ -160,6 +160,8 @@ class ControlNetReader(PictureAdapter):
             own, wanted = (tuple(v) if isinstance(v, list) else v for v in (self.model.config[name], unet.config[name]))
             if own != wanted:
                 raise AdapterError(f"the ControlNet's {name} must be {wanted}, got {own}; load one for this model")
+        if (channels := self.model.config.conditioning_channels) != 3:
+            raise AdapterError(f"a ControlNet must read pictures of 3 channels, got {channels}; load another")
         if self.model.config.global_pool_conditions:
             raise AdapterError("a ControlNet that pools its maps, as shuffle's does, has no sparse form; load another")
         if loras(self.model):

@@ -106,6 +106,13 @@ class IPAdapter(PictureAdapter):
                 f"the IP-Adapter must have {len(names)} attentions for this model, got {len(self._weights)}; "
                 "load one for it (files for SD 1.5 have 16, those for SDXL 70)"
             )
+        config, plain = self.encoder.config, isinstance(self.projection, ImageProjection)
+        width, read = config.projection_dim if plain else config.hidden_size, _input_width(self.projection)
+        if width != read:
+            raise AdapterError(
+                f"the IP-Adapter's image encoder must give {read} numbers, got one that gives {width}; "
+                "name the encoder that it was trained with by image_encoder"
+            )
         for name, (key, _) in zip(names, self._weights, strict=True):
             to_k = unet.get_submodule(name).to_k
             expected = to_k.out_features, to_k.in_features
@@ -119,7 +126,8 @@ class IPAdapter(PictureAdapter):
         names = cross_attention_names(unet)
         self.projection.to(unet.device, unet.dtype)
         self.encoder.to(unet.device, unet.dtype)
-        self._weights = [(key.to(unet.device, unet.dtype), value.to(key)) for key, value in self._weights]
+        place = unet.device, unet.dtype
+        self._weights = [(key.to(*place), value.to(*place)) for key, value in self._weights]
         self._by_name = dict(zip(names, self._weights, strict=True))
         levels = {site.name: site.level for site in unet_sites(unet) if site.role is Role.QUERY}
         self.places = {name: (levels[f"{name}.to_q"], len(key)) for name, (key, _) in self._by_name.items()}
@@ -146,6 +154,11 @@ class IPAdapter(PictureAdapter):
             return torch.cat([torch.zeros_like(seen), seen])
         both = [self.encoder(each, output_hidden_states=True) for each in (torch.zeros_like(pixels), pixels)]
         return torch.cat([each.hidden_states[-2] for each in both])
+
+
+def _input_width(projection: nn.Module) -> int:
+    """Of the linear that reads what the encoder says, a projection's first one."""
+    return next(module.in_features for module in projection.modules() if isinstance(module, nn.Linear))
 
 
 def cross_attention_names(unet: UNet2DConditionModel) -> list[str]:

@@ -21,8 +21,9 @@ from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.models import paths
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
+from fisedit.models.vae import is_inpainting
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import read_json, read_shapes
+from fisedit.models.weight_files import check_complete, read_json, read_shapes
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -79,7 +80,10 @@ def load_picture_adapter(
         raise
     except ModelError as error:
         raise AdapterError(str(error)) from error
-    return RowColumnReader(load_adapter(source, local_files_only=local_files_only))
+    reader = RowColumnReader(load_adapter(source, local_files_only=local_files_only))
+    if is_inpainting(unet):
+        raise AdapterError("a reference adapter needs a model that reads latents alone, got an inpainting model")
+    return reader
 
 
 def files_beside(source: str | Path) -> Path | None:
@@ -125,6 +129,7 @@ def _shapes(path: Path) -> Shapes:
 
 
 def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str | Path | None) -> PictureAdapter:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
     from transformers import CLIPVisionModelWithProjection
 
@@ -135,10 +140,11 @@ def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str 
         raise AdapterError(f"an IP-Adapter needs its image encoder, got none in {folder}; name one with image_encoder")
     try:
         with quiet_loaders():
-            encoder = CLIPVisionModelWithProjection.from_pretrained(
-                folder, use_safetensors=True, local_files_only=True, dtype=unet.dtype
+            encoder, report = CLIPVisionModelWithProjection.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True, dtype=unet.dtype, output_loading_info=True
             )
-    except (OSError, ValueError, RuntimeError) as error:
+        check_complete(report, folder)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AdapterError(
             f"an image encoder must be CLIP's vision model with safetensors, got {folder} ({why:.120})"
@@ -151,14 +157,18 @@ def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str 
 def _load_network(folder: Path, kind: str) -> PictureAdapter:
     """A network of diffusers, by the name of its class."""
     import diffusers
+    from safetensors import SafetensorError
 
     from fisedit.adapters.control_net import ControlNetReader
     from fisedit.adapters.t2i_adapter import T2IAdapterReader
 
     try:
         with quiet_loaders():
-            network = getattr(diffusers, kind).from_pretrained(folder, use_safetensors=True, local_files_only=True)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
+            network, report = getattr(diffusers, kind).from_pretrained(
+                folder, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
+        check_complete(report, folder)
+    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AdapterError(f"a {kind} must be diffusers' with safetensors, got {folder} ({why:.120})") from error
     _check_finite(network.state_dict())

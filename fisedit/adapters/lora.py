@@ -151,6 +151,8 @@ def _layers(file: Path) -> int:
         names = read_shapes(file)
     except ModelError as error:
         raise AdapterError(str(error)) from error
+    if any("dora_scale" in name or "lora_magnitude_vector" in name for name in names):
+        raise AdapterError(f"{file} is a DoRA, whose magnitudes sparse steps do not know; load a LoRA")
     layers = sum(name.endswith(_DOWN) for name in names)
     if not layers:
         raise AdapterError(f"{file} holds no LoRA; load an adapter with load_adapter, a model with from_pretrained")

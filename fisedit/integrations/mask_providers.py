@@ -18,6 +18,7 @@ import numpy as np
 from fisedit.errors import InputError, MaskError, ModelError, as_text
 from fisedit.masking.region import Region
 from fisedit.models.loader import quiet_loaders
+from fisedit.models.weight_files import check_complete
 from fisedit.values import are_numbers
 
 if TYPE_CHECKING:
@@ -304,6 +305,7 @@ class TransformersDetector:
 
     def __init__(self, model: str, *, threshold: float = THRESHOLD, local_files_only: bool = False) -> None:
         import transformers
+        from safetensors import SafetensorError
 
         options = {"local_files_only": local_files_only, "trust_remote_code": False}
         try:
@@ -314,11 +316,15 @@ class TransformersDetector:
                     raise ModelError(f"a detector must detect or segment objects, got {names[0]} in {model}")
                 processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
                 loader = getattr(transformers, f"AutoModel{kind}")
-                detector = loader.from_pretrained(model, use_safetensors=True, **options).eval().float()
+                detector, report = loader.from_pretrained(
+                    model, use_safetensors=True, output_loading_info=True, **options
+                )
+                check_complete(report, model)
+                detector.eval().float()
                 self._by_class = kind == "ForSemanticSegmentation"
                 self._options = {} if self._by_class else {"threshold": threshold}
                 self._run: Any = transformers.pipeline(_TASKS[kind], detector, image_processor=processor, device="cpu")
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             wanted = "an object detection or segmentation model that transformers knows, with safetensors"
             raise ModelError(f"a detector must be {wanted}, got {model} ({why:.200})") from error

@@ -123,7 +123,7 @@ def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
     shapes = read_shapes(path)
     checks.check_single_file(path, shapes)
     folder = _single_file_configs(shapes)
-    settings = _sd2_settings(path) if folder == _SD2 else {}
+    settings = _settings_beside(path, folder)
     own: Mapping[str, Mapping[str, Any]] = {"unet": {"in_channels": checks.file_inputs(shapes)}}
     for part in checks.MODULES:
         expected = _expected(part, folder, own.get(part, {}))
@@ -137,8 +137,9 @@ def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
         tokenizer=_load_tokenizer(folder / "tokenizer"),
     )
     if settings:
-        pipe.unet.register_to_config(sample_size=settings["sample_size"])
         pipe.scheduler.register_to_config(prediction_type=settings["prediction_type"])
+    if "sample_size" in settings:
+        pipe.unet.register_to_config(sample_size=settings["sample_size"])
     return pipe
 
 
@@ -147,19 +148,23 @@ def _single_file_configs(shapes: Shapes) -> Path:
     return _SD2 if checks.is_sd2_file(shapes) else _SD15
 
 
-def _sd2_settings(path: Path) -> dict[str, Any]:
-    """What a file of the 2.x family does not tell, from the .yaml that is published beside it."""
+def _settings_beside(path: Path, folder: Path) -> dict[str, Any]:
+    """What a single file does not tell, from the .yaml that is published beside it; a file of 1.x may have none."""
     beside = path.with_suffix(".yaml")
+    if folder == _SD15 and not beside.is_file():
+        return {}
     try:
         text = beside.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        if folder == _SD15:
+            raise ModelError(f"{beside} cannot be read as text; remove it, or download it again") from error
         raise ModelError(
             f"one file of Stable Diffusion 2.x does not tell its prediction type; put its {beside.name} beside it, or "
             "convert it to a diffusers folder"
         ) from error
-    if _V_PREDICTION.search(text):
-        return {"prediction_type": "v_prediction", "sample_size": 96}
-    return {"prediction_type": "epsilon", "sample_size": 64}
+    predicts_v = bool(_V_PREDICTION.search(text))
+    found = {"prediction_type": "v_prediction" if predicts_v else "epsilon"}
+    return found if folder == _SD15 else found | {"sample_size": 96 if predicts_v else 64}
 
 
 def _converted(part: str, shapes: Shapes, folder: Path = _SD15) -> Shapes:
@@ -205,13 +210,22 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
     pipe = diffusers.StableDiffusionPipeline(
         **modules,
         tokenizer=_load_tokenizer(folder / "tokenizer"),
-        scheduler=getattr(diffusers, index["scheduler"][1]).from_pretrained(str(folder / "scheduler")),
+        scheduler=_load_scheduler(getattr(diffusers, index["scheduler"][1]), folder / "scheduler"),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     )
+    pipe.unet.register_to_config(sample_size=checks.sample_size(pipe.unet.config))
     pipe.vocabulary = read_vocabulary(folder)
     return pipe
+
+
+def _load_scheduler(kind: Any, folder: Path) -> Any:
+    try:
+        return kind.from_pretrained(str(folder))
+    except (NotImplementedError, ValueError, TypeError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"the configuration in {folder} cannot be used ({why:.120}); correct it") from error
 
 
 def _load_vae(path: Path, dtype: torch.dtype) -> Any:

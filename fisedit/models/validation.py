@@ -184,6 +184,7 @@ def check_unet(config: Config) -> None:
     for inputs, what in _INPUTS.items():
         if config.get("in_channels") == inputs:
             raise ModelError(f"model must be {SUPPORTED_MODELS}, got {what}; load the model that it was made from")
+    sample_size(config)
     for name, supported in _SUPPORTED.items():
         if config.get(name, supported[0]) not in supported:
             raise _setting("UNet", name, config[name], " or ".join(map(repr, supported)))
@@ -191,6 +192,22 @@ def check_unet(config: Config) -> None:
         for block in config.get(name, ()):
             if block not in supported_blocks:
                 raise _setting("UNet", name, block, " or ".join(sorted(supported_blocks)))
+
+
+def sample_size(config: Config) -> int:
+    """The side in latent cells of the square that a UNet was made for, which may be given for both sides.
+
+    Args:
+        config: The UNet's configuration.
+
+    Raises:
+        ModelError: It tells none.
+    """
+    given = config.get("sample_size")
+    sides = set(given) if isinstance(given, list | tuple) else {given}
+    if len(sides) != 1 or not isinstance(side := sides.pop(), int) or side < 1:
+        raise _setting("UNet", "sample_size", given, "a positive number")
+    return side
 
 
 def check_vae(config: Config) -> None:

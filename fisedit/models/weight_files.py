@@ -40,6 +40,20 @@ def read_shapes(path: Path) -> Shapes:
         raise ModelError(f"{path} is truncated or damaged ({error}); download it again") from error
 
 
+def check_complete(report: Mapping[str, Any], model: str | Path) -> None:
+    """Check that a model's files hold all of its weights; its library draws the others at random.
+
+    Args:
+        report: `output_loading_info` of diffusers or transformers.
+        model: its folder or hub id.
+
+    Raises:
+        ModelError: some are missing.
+    """
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{model} lacks {len(missing)} of its weights, such as {missing[0]}; download it again")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
@@ -314,6 +315,15 @@ def test_networks_that_do_not_fit(pipe, pipelines, tmp_path):
     editor = Editor(pipe, model="demo")
     with pytest.raises(AdapterError, match="the ControlNet's block_out_channels must be"):
         editor.load_adapter(tmp_path / "other")
+    ControlNetModel.from_unet(pipe.unet, conditioning_channels=4).save_pretrained(tmp_path / "four")
+    with pytest.raises(AdapterError, match="must read pictures of 3 channels, got 4"):
+        editor.load_adapter(tmp_path / "four")
+    network(pipe).save_pretrained(tmp_path / "cut")
+    weights = tmp_path / "cut/diffusion_pytorch_model.safetensors"
+    whole = load_file(weights)
+    save_file({name: each for name, each in whole.items() if name != "conv_in.weight"}, weights, {"format": "pt"})
+    with pytest.raises(AdapterError, match=r"lacks 1 of its weights, such as conv_in\.weight"):
+        editor.load_adapter(tmp_path / "cut")
     with pytest.raises(AdapterError, match="a control needs a control adapter"):
         editor.generate(CAT, control=RED, **QUICK)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CLIPVisionModelWithProjection
 
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
@@ -21,6 +22,7 @@ from tests.support import ip_adapters, oracle
 from tests.support.edits import CAT, DOG, Calls, pixels_outside
 from tests.support.grids import grids
 from tests.support.macs import counted
+from tests.support.pipelines import build_pipeline
 from tests.support.references import BLUE, RED, pixels
 
 SQUARE = grids(16, 16)["square"]
@@ -185,6 +187,42 @@ def test_a_session_knows_where_the_encoder_is(pipelines, model, tmp_path):
     (tmp_path / "encoder").rename(tmp_path / "elsewhere")
     with pytest.raises(AdapterError, match=r"needs its image encoder, got none in .*/encoder; name one") as raised:
         Editor.resume(tmp_path / "copy", device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float16), (torch.bfloat16, torch.float16)],
+)
+def test_a_file_of_another_precision(adapter, tmp_path, model, file):
+    other = {part: {name: each.to(file) for name, each in own.items()} for part, own in adapter.items()}
+    editor = Editor(build_pipeline("demo").to(model), model="demo")
+    editor.load_adapter(ip_adapters.save(other, tmp_path / "ip"), 0.6)
+    editor.generate(CAT, reference=RED, **QUICK)
+    assert editor.edit(DOG, mask=SQUARE, reference=BLUE).prompt == DOG
+
+
+def test_an_encoder_of_another_width_is_refused(pipe, adapter, tmp_path):
+    file = ip_adapters.save(adapter, tmp_path / "ip")
+    config = ip_adapters.image_encoder().config
+    config.projection_dim, config.hidden_size = 40, 40
+    CLIPVisionModelWithProjection(config).save_pretrained(tmp_path / "other")
+    with pytest.raises(AdapterError, match=r"image encoder must give \d+ numbers, got one that gives 40; name"):
+        Editor(pipe, model="demo").load_adapter(file, image_encoder=tmp_path / "other")
+
+
+def test_an_encoder_that_is_not_whole_is_refused(pipe, adapter, tmp_path):
+    file, editor = ip_adapters.save(adapter, tmp_path / "ip"), Editor(pipe, model="demo")
+    encoder = tmp_path / "ip/image_encoder/model.safetensors"
+    whole = load_file(encoder)
+    save_file(
+        {name: each for name, each in whole.items() if "visual_projection" not in name}, encoder, {"format": "pt"}
+    )
+    with pytest.raises(AdapterError, match="lacks 1 of its weights, such as visual_projection"):
+        editor.load_adapter(file)
+    encoder.write_bytes(encoder.read_bytes()[:1000])
+    with pytest.raises(AdapterError, match="an image encoder must be") as raised:
+        editor.load_adapter(file)
     assert "\n" not in str(raised.value)
 
 

@@ -22,7 +22,7 @@ from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss,
 from fisedit.adapters.training.draws import draw_rows, generator_for
 from fisedit.adapters.training.examples import TrainingExamples
 from fisedit.adapters.training.log import append_row, truncate_after
-from fisedit.adapters.training.run import TrainingRun
+from fisedit.adapters.training.run import TrainingRun, train_adapter
 from fisedit.adapters.training.triples import read_triples
 from fisedit.errors import AdapterError, InputError, NumericsError
 from tests.support.adapters import lively
@@ -317,6 +317,14 @@ def test_a_run_of_other_settings(begun):
     with pytest.raises(InputError, match=r"a run with batch 2, got 3"):
         begun(batch=3).resume()
     begun(steps=9, log_every=7, mixed_precision="bf16").resume()
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:7"])
+def test_a_device_that_is_not_here(folder, model, tmp_path, device):
+    settings = replace(SETTINGS, model=str(model))
+    with pytest.raises(InputError, match=r"device (must be cpu|cuda:7 is not on this machine)"):
+        train_adapter(read_triples(folder), tmp_path / "run", settings, device=device)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_no_number(begun):

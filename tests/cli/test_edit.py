@@ -312,6 +312,14 @@ class TestCaptions:
             caption(scene(), str(folder), local_files_only=True)
         assert "\n" not in str(caught.value)
 
+    def test_a_model_that_wants_words_is_refused(self, captioner, monkeypatch):
+        def asked(*_: object, **__: object) -> None:
+            raise ValueError("Image features and image tokens do not match")
+
+        monkeypatch.setattr(BlipForConditionalGeneration, "generate", asked)
+        with pytest.raises(ModelError, match="caption model must tell of a picture without being asked"):
+            caption(scene(), str(captioner), local_files_only=True)
+
     def test_pickled_weights_are_refused(self, captioner, tmp_path):
         for path in captioner.iterdir():
             if path.suffix != ".safetensors":

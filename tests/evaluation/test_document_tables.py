@@ -46,6 +46,18 @@ _QUALITY = (
     "fisedit/evaluation/quality",
 )
 
+_REFERENCE = (
+    "fisedit/adapters",
+    *(
+        f":(exclude)fisedit/adapters/{name}"  # adapters of other kinds, what loads them, and what trains them
+        for name in (
+            *("control_net.py", "control_pictures.py", "drive_adapter.py", "drive_files.py", "drive_networks.py"),
+            *("ip_adapter.py", "loading.py", "lora.py", "motion_*", "pose_picture.py", "t2i_adapter.py", "training"),
+        )
+    ),
+)
+"""What a reference adapter needs."""
+
 MEASURES = {
     "bench edit": (*_ENGINE, *_DENSE, "fisedit/evaluation/speed.py"),
     "bench fidelity": (
@@ -76,7 +88,7 @@ MEASURES = {
     ),
     "bench adapters": (
         *_ENGINE,
-        "fisedit/adapters",
+        *_REFERENCE,
         *(f"fisedit/evaluation/{name}.py" for name in ("adapter_speed", "speed", "timing", "workload")),
     ),
     "bench masks": (*_QUALITY, *_ENGINE, "weights/demo"),
@@ -92,7 +104,7 @@ MEASURES = {
         *_QUALITY,
         *_ENGINE,
         "fisedit/evaluation/classifier.py",
-        "fisedit/adapters",
+        *_REFERENCE,
         "weights/demo",
         "weights/demo-look",
     ),

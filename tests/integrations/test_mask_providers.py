@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from scipy.ndimage import binary_dilation
 
 from fisedit.errors import InputError, MaskError, ModelError
@@ -283,7 +284,7 @@ def test_a_mask_of_nothing_is_no_thing(detr, monkeypatch):
     assert [each.box for each in find(provider, PICTURE)] == [(0, 0, 20, 64)]
 
 
-@pytest.mark.parametrize("change", ["pickled", "another kind", "nothing there"])
+@pytest.mark.parametrize("change", ["pickled", "another kind", "not whole", "cut", "nothing there"])
 def test_what_is_no_detector(detr, tmp_path, change, model):
     from shutil import copytree
 
@@ -294,9 +295,16 @@ def test_what_is_no_detector(detr, tmp_path, change, model):
     elif change == "another kind":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"architectures": ["DetrModel"]}))
+    elif change == "not whole":
+        weights = folder / "model.safetensors"
+        whole = load_file(weights)
+        save_file({name: t for name, t in whole.items() if "class_labels" not in name}, weights, {"format": "pt"})
+    elif change == "cut":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
     else:
         folder = tmp_path / "nothing"
-    with pytest.raises(ModelError, match="a detector must") as raised:
+    with pytest.raises(ModelError, match=r"(a detector must|lacks \d+ of its weights)") as raised:
         open_provider(str(folder), local_files_only=True)
     assert "\n" not in str(raised.value)
 

@@ -105,6 +105,36 @@ def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
     refused(path, "unet", "mid_block.attentions.0.norm.weight")
 
 
+def test_one_file_of_the_1_family_predicts_what_its_yaml_says(pipelines, tmp_path, monkeypatch):
+    pipelines["sd15"].save_pretrained(tmp_path / "config")
+    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    path = save_single_file(pipelines["sd15"], tmp_path / "model.safetensors")
+    side = pipelines["sd15"].unet.config.sample_size
+    path.with_suffix(".yaml").write_text('model:\n  params:\n    parameterization: "v"\n')
+    loaded = loader.load(path, dtype="fp32")
+    assert (loaded.scheduler.config.prediction_type, loaded.unet.config.sample_size) == ("v_prediction", side)
+    path.with_suffix(".yaml").write_bytes(b"\xff\xfe\xff")
+    refused(path, "model.yaml cannot be read as text")
+
+
+@pytest.mark.parametrize(("given", "side"), [([16, 16], 16), (None, None), ([16, 24], None), (0, None)])
+def test_a_unets_size(folder, given, side):
+    config = folder / "unet/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"sample_size": given}))
+    if side is None:
+        refused(folder, "sample_size", "a positive number")
+    else:
+        assert loader.load(folder, dtype="fp32").unet.config.sample_size == side
+
+
+def test_a_schedulers_configuration_that_cannot_be_used(folder):
+    config = folder / "scheduler/scheduler_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"beta_schedule": "cosine-ish"}))
+    with pytest.raises(ModelError, match=r"the configuration in .*scheduler cannot be used") as raised:
+        loader.load(folder, dtype="fp32")
+    assert "\n" not in str(raised.value)
+
+
 def test_inpainting_models_load_exactly(pipelines, tmp_path, monkeypatch):
     pipe = inpainting(pipelines["sd15"])
     pipelines["sd15"].save_pretrained(tmp_path / "config")

@@ -29,6 +29,7 @@ from fisedit.adapters.training.examples import TrainingExamples
 from fisedit.adapters.training.log import append_row, truncate_after
 from fisedit.adapters.training.samples import SampleSheets
 from fisedit.errors import InputError, NumericsError
+from fisedit.models.device import choose_device
 from fisedit.models.loader import load
 from fisedit.storage import files, images
 from fisedit.values import LATENT_FACTOR
@@ -60,7 +61,7 @@ def train_adapter(
         triples: from `read_triples`.
         output: folder of the run.
         settings: of the run.
-        device: "cpu" for a CPU; None for accelerate's choice.
+        device: "cpu" for a CPU; None, or "cuda", for accelerate's choice.
         local_files_only: never use the network.
         on_step: called after every step of the first process.
 
@@ -68,15 +69,19 @@ def train_adapter(
         Where the adapter is, the step reached, its size, and the last losses; nothing in processes but the first.
 
     Raises:
-        InputError: a picture or control cannot be read, or `output` holds a run of other settings.
+        InputError: a picture or control cannot be read, the device is not here or not accelerate's first, or `output`
+            holds a run of other settings.
         ModelError: the base, or the adapter to start from, cannot be loaded.
         NumericsError: the loss is no number.
     """
+    chosen = choose_device(device)
+    if chosen.index:
+        raise InputError(f"device must be cpu or cuda, got {chosen}; choose a GPU by CUDA_VISIBLE_DEVICES")
     output.mkdir(parents=True, exist_ok=True)
     accelerator = Accelerator(
         mixed_precision=settings.mixed_precision,
         gradient_accumulation_steps=settings.accumulate,
-        cpu=device == "cpu",
+        cpu=device is not None and chosen.type == "cpu",
     )
     pipe = load(settings.model, device=accelerator.device, dtype="fp32", local_files_only=local_files_only)
     pipe.set_progress_bar_config(disable=True)
