@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fisedit.editor import Editor
-from fisedit.errors import InputError
+from fisedit.errors import InputError, ModelError
 from fisedit.evaluation import environment
 from fisedit.evaluation.dense_pipelines import DensePipelines, has_compiler
 from fisedit.evaluation.dense_search import DenseVariant
@@ -30,10 +30,18 @@ from fisedit.evaluation.timing import Calls, interval, interval_text, peak_memor
 from fisedit.evaluation.workload import PROMPTS, square_mask
 from fisedit.models.device import DTYPES, weights_digest
 from fisedit.models.loader import load
+from fisedit.models.vae import is_inpainting
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.storage import files, images
 from fisedit.storage.contact_sheet import make_sheet, overlay
-from fisedit.values import LATENT_FACTOR, ActiveCells, GenerationConfig, OnStep, SchedulerName
+from fisedit.values import (
+    LATENT_FACTOR,
+    ActiveCells,
+    GenerationConfig,
+    OnStep,
+    SchedulerName,
+    make_generation_config,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,18 +126,25 @@ def validate_model(settings: ValidationSettings, folder: Path, on_step: OnStep |
 
     Args:
         settings: model, sampling, and whether the run is a quick one.
-        folder: receives report.html, report.json and pictures; a run of the same settings goes on in it.
+        folder: receives report.html, report.json and pictures; a run of the same settings and code goes on in it.
         on_step: called before every part with (i, n, None).
 
     Returns:
         {"environment", "settings", "passed", "checks", "summary", "edits", "speed", "memory", "notes"}, ready for JSON.
 
     Raises:
-        InputError: the folder holds a run of other settings. ModelError: the model cannot be loaded.
+        InputError: a setting out of range, or a folder with a run of other settings or of other code.
+        ModelError: the model cannot be loaded, or is an inpainting model.
     """
+    _make_config(settings, 512 if settings.size is None else settings.size)  # checks them before the model is loaded
     pipe = load(
         settings.model, device=settings.device, dtype=settings.dtype, local_files_only=settings.local_files_only
     )
+    if is_inpainting(pipe.unet):
+        raise ModelError(
+            "validate compares with diffusers' text-to-image pipeline, got an inpainting model (9 input channels); "
+            "give the model that it was made from"
+        )
     run = _Run(pipe, settings, folder)
     parts = list(run.parts())
     for i, (name, part) in enumerate(parts):
@@ -142,13 +157,27 @@ def validate_model(settings: ValidationSettings, folder: Path, on_step: OnStep |
     return run.write()
 
 
+def _make_config(settings: ValidationSettings, side: int, prompt: str = PROMPTS[0], seed: int = 0) -> GenerationConfig:
+    """A source of the run. Raises InputError for a side, steps or guidance out of range."""
+    return make_generation_config(
+        prompt,
+        seed=seed,
+        negative_prompt="",
+        num_inference_steps=settings.num_inference_steps,
+        guidance_scale=settings.guidance_scale,
+        width=side,
+        height=side,
+        scheduler=SchedulerName.DDIM,
+    )
+
+
 class _Run:
     """What was found so far, in memory and in the folder."""
 
     def __init__(self, pipe: StableDiffusionPipeline, settings: ValidationSettings, folder: Path) -> None:
         self._pipe, self._settings, self._folder = pipe, settings, folder
-        self._side = settings.size or int(pipe.unet.config.sample_size) * LATENT_FACTOR
         self._editor = Editor(pipe)
+        self._side = self._editor.native_size if settings.size is None else settings.size
         self.found: Row = {}
         self._report: Row = {
             "environment": environment.describe(str(pipe.unet.dtype).removeprefix("torch."))
@@ -180,10 +209,13 @@ class _Run:
         try:
             earlier = json.loads(path.read_text(encoding="utf-8"))
             same, self.found = earlier["settings"] == self._report["settings"], dict(earlier["found"])
+            code, now = _code_name(earlier["environment"]), _code_name(self._report["environment"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is no report of fisedit validate; name another folder, or delete it") from error
         if not same:
             raise InputError(f"{path} is of another model or other settings; name another folder, or delete it")
+        if code != now:
+            raise InputError(f"{path} is of {code}, this is {now}; name another folder, or delete it")
 
     def keep(self, name: str, value: Any) -> None:
         """Keep what a part found, in the folder as well."""
@@ -198,8 +230,7 @@ class _Run:
             yield f"edit {i}", partial(self._check, i)
 
     def _config(self, prompt: str, seed: int) -> GenerationConfig:
-        steps, guidance_scale = self._settings.num_inference_steps, self._settings.guidance_scale
-        return GenerationConfig(prompt, seed, "", steps, guidance_scale, self._side, self._side, SchedulerName.DDIM)
+        return _make_config(self._settings, self._side, prompt, seed)
 
     def _generate(self, config: GenerationConfig) -> EditResult:
         self._editor = self._editor.beside()
@@ -339,6 +370,12 @@ class _Run:
         files.write_json(report, self._folder / REPORT)
         files.write_text(_page(report), self._folder / PAGE)
         return report
+
+
+def _code_name(described: Mapping[str, Any]) -> str:
+    """The version and commit of an environment, as `environment.describe` has it."""
+    version, commit = described["versions"]["fisedit"], described["commit"]
+    return f"fisedit {version}{f' at commit {commit[:7]}' if commit else ''}"
 
 
 NOTES = (

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, ModelError
 from fisedit.evaluation import model_validation
 from fisedit.evaluation.model_validation import QUICK_EDITS, check_rows, summary_rows, validate_model
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.settings import ValidationSettings
+from tests.support.inpainting import inpainting
 from tests.support.quality import grey, picture
 
 QUICK = {"quick": True, "compiled": False, "num_inference_steps": 2, "dtype": "fp32", "local_files_only": True}
@@ -60,6 +62,37 @@ def test_the_page_shows_every_edit_and_tells_nothing_private(folder):
 def test_other_settings_are_refused(folder):
     with pytest.raises(InputError, match="other settings; name another folder"):
         validate_model(ValidationSettings(**QUICK | {"num_inference_steps": 3}), folder)
+
+
+def test_results_of_other_code_are_refused(folder, tmp_path):
+    report = json.loads((folder / "report.json").read_text())
+    now = report["environment"]
+    for earlier in ({"commit": "1234567890"}, {"versions": now["versions"] | {"fisedit": "0.0.1"}}):
+        report["environment"] = now | earlier
+        (tmp_path / "report.json").write_text(json.dumps(report))
+        with pytest.raises(InputError, match=r"is of fisedit 0\..*, this is fisedit 0\..*; name another folder"):
+            validate_model(ValidationSettings(**QUICK), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"size": 100}, "width must be divisible by 8, got 100; use 96"),
+        ({"size": 0}, r"width must be a whole number in \[64, 2048\], got 0"),
+        ({"num_inference_steps": 0}, r"num_inference_steps must be a whole number in \[1, 999\], got 0"),
+        ({"guidance_scale": math.nan}, r"guidance_scale must be in \[0, 100\], got nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_the_model_is_loaded(changes, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_validation, "load", None)
+    with pytest.raises(InputError, match=line):
+        validate_model(ValidationSettings(**QUICK | changes), tmp_path)
+
+
+def test_an_inpainting_model_is_refused_before_anything_runs(pipelines, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_validation, "load", lambda *_, **__: inpainting(pipelines["shallow"]))
+    with pytest.raises(ModelError, match="got an inpainting model"):
+        validate_model(ValidationSettings(**QUICK), tmp_path, lambda *_: pytest.fail("a part ran"))
 
 
 def test_a_file_that_is_no_report_is_refused(tmp_path):
