@@ -40,7 +40,8 @@ def calibrate(
         console.show_json(table)
         return
     console.show_rows(table["predicted"])
-    typer.echo(f"{len(table['curves'])} curves of {table['about']['cpu']} are kept.")
+    kept = "not kept (FISEDIT_COSTS=0)" if editor.calibrated is None else "kept"
+    typer.echo(f"{len(table['curves'])} curves of {table['about']['cpu']} are {kept}.")
 
 
 def doctor(

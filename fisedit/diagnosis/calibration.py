@@ -31,6 +31,7 @@ from fisedit.sparse.cost_table import Measurements, step_work
 from fisedit.sparse.layer_spans import recorded_spans
 from fisedit.sparse.macs import decode_work
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
+from fisedit.storage.pages import default_folder
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
 
 if TYPE_CHECKING:
@@ -351,15 +352,14 @@ def transfer_rates(place: Path | None = None) -> dict[str, float]:
     """Bytes a second of copies in memory, and of writing a file to disk and reading it back, warm.
 
     Args:
-        place: folder of the file; None for that of cost tables, or the system's for temporary files.
+        place: folder of the file; None for that of recorded features on disk.
     """
     source = torch.ones(_COPIED // 4)
     target = torch.empty_like(source)
     rates = {"memory": _COPIED / min(_seconds(lambda: target.copy_(source)) for _ in range(4))}
-    place = place or cost_store.folder()
     data = os.urandom(_WRITTEN)
     try:
-        with tempfile.NamedTemporaryFile(dir=place if place is not None and place.is_dir() else None) as file:
+        with tempfile.NamedTemporaryFile(dir=place or _page_disk()) as file:
 
             def write() -> None:
                 file.write(data)
@@ -371,6 +371,14 @@ def transfer_rates(place: Path | None = None) -> dict[str, float]:
     except OSError:  # a full disk, or one that is read-only, has no rate
         return rates
     return rates
+
+
+def _page_disk() -> Path | None:
+    """A folder on the disk that recorded features go to, or cost tables where features stay in memory; None for the
+    system's for temporary files."""
+    folder = default_folder() or cost_store.folder()
+    above = () if folder is None else (folder, *folder.parents)
+    return next((place for place in above if place.is_dir()), None)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -27,6 +27,13 @@ def test_a_machine_is_measured_and_planned_for(fisedit, model, tmp_path, monkeyp
     assert "edit of 10%" in tight and "change: " in tight and "or a smaller --size" in tight
 
 
+def test_a_table_that_is_not_kept_is_told_so(fisedit, model, monkeypatch):
+    monkeypatch.setenv("FISEDIT_COSTS", "0")
+    monkeypatch.setattr(calibration, "FEWEST", 1)
+    run = fisedit("calibrate", "--model", model, "--seconds", 0, "--size", 64)
+    assert run.status == 0 and run.out.splitlines()[-1].endswith(" are not kept (FISEDIT_COSTS=0).")
+
+
 def test_the_doctor_says_what_it_found_or_that_nothing_is_wrong(fisedit, model, monkeypatch):
     parts = ("versions", "machine", "gpu", "memory", "threads")
     report = {part: {} for part in parts} | {name: [] for name in ("packages", "disk", "rates", "kernels", "layers")}

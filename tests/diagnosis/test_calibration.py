@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,32 @@ def test_a_disk_that_cannot_be_written_has_no_rate(tmp_path, monkeypatch):
     assert calibration.transfer_rates(tmp_path).keys() == {"memory", "disk write", "disk read"}
     monkeypatch.setattr("os.fsync", full)
     assert calibration.transfer_rates(tmp_path).keys() == {"memory"} and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("pages", "costs", "measured"),
+    [
+        ("disk/fisedit/pages", "0", "disk"),
+        ("disk/fisedit/pages", "costs/new", "disk"),
+        ("0", "costs/new", "costs"),
+        ("0", "0", None),
+    ],
+)
+def test_the_disk_is_measured_that_records_go_to_even_before_their_folder_is_there(
+    pages, costs, measured, tmp_path, monkeypatch
+):
+    folders, make = [], tempfile.NamedTemporaryFile
+
+    def make_file(dir):  # noqa: A002 (tempfile's name)
+        folders.append(dir)
+        return make(dir=tmp_path)
+
+    for name in ("disk", "costs"):
+        (tmp_path / name).mkdir()
+    for variable, value in (("FISEDIT_PAGES", pages), ("FISEDIT_COSTS", costs)):
+        monkeypatch.setenv(variable, value if value == "0" else str(tmp_path / value))
+    monkeypatch.setattr(calibration, "_COPIED", 1 << 16)
+    monkeypatch.setattr(calibration, "_WRITTEN", 1 << 12)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", make_file)
+    assert calibration.transfer_rates().keys() == {"memory", "disk write", "disk read"}
+    assert folders == [None if measured is None else tmp_path / measured]
