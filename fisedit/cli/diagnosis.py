@@ -119,7 +119,7 @@ def plan(
     memory: opt.PlanMemory = None,
     areas: opt.Areas = "5,25",
     device: opt.Device = None,
-    dtype: opt.Dtype = None,
+    dtype: opt.PlanDtype = None,
     local_files_only: opt.LocalFilesOnly = False,
     json: opt.Json = False,
 ) -> None:
@@ -127,15 +127,17 @@ def plan(
     limit, shares = _parse_bytes(memory), parse_areas(areas)
     from fisedit import Editor
     from fisedit.diagnosis import plan as planning
-    from fisedit.models.machine import available_bytes
+    from fisedit.models.device import choose_device
+    from fisedit.models.machine import free_bytes
 
-    free = available_bytes()  # of the machine without the model, whose weights are counted
+    free = free_bytes(choose_device(device))  # without the model, whose weights are counted
     settings = planning.PlanSettings(
         size=size,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
         memory=limit,
         areas=shares,
+        dtype=dtype,
     )
     editor = Editor.from_pretrained(model, device=device, dtype=dtype, local_files_only=local_files_only)
     found = planning.plan_edits(editor.pipe, settings, free)

@@ -240,7 +240,11 @@ Profiled = Annotated[bool, Option("--profile", help="Print what each kind of lay
 Trace = Annotated[Path | None, Option(help="JSON file to write for Chrome's trace viewer.")]
 PlanSize = Annotated[int | None, Option("--size", help="Side of the picture in pixels; the model's own without.")]
 PlanMemory = Annotated[
-    str | None, Option("--memory", help="For weights and records, such as 900M or 4G; what is free without.")
+    str | None,
+    Option("--memory", help="For weights and records, such as 900M or 4G; what is free on the device without."),
+]
+PlanDtype = Annotated[
+    str | None, Option("--dtype", help="fp32, bf16 or fp16, to plan for; without it the fastest that was calibrated.")
 ]
 CalibrationSeconds = Annotated[float, Option("--seconds", min=0, help="What measuring takes, about.")]
 CalibrationSize = Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
+from fisedit.models.device import choose_dtype
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse import cost_store
 from fisedit.sparse.feature_codec import choose_encoding
@@ -19,12 +20,14 @@ from fisedit.storage.pages import free_page_bytes
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    import torch
     from diffusers import StableDiffusionPipeline
 
     from fisedit.sparse.cost_model import Costs
     from fisedit.sparse.cost_table import CostTable
+    from fisedit.sparse.record_size import RecordSize
     from fisedit.values import GenerationConfig
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -41,6 +44,7 @@ class PlanSettings:
         guidance_scale: 0 to 100; 1 or less runs one branch.
         memory: bytes for weights and records together; None for all that is free.
         areas: shares of the picture that edits cover, each in (0, 1].
+        dtype: fp32, bf16 or fp16; None for the fastest that was calibrated.
     """
 
     size: int | None = None
@@ -48,33 +52,42 @@ class PlanSettings:
     guidance_scale: float = 7.5
     memory: int | None = None
     areas: tuple[float, ...] = (0.05, 0.25)
+    dtype: str | None = None
 
 
 def plan_edits(pipe: StableDiffusionPipeline, settings: PlanSettings, free: int) -> dict[str, Any]:
-    """The plan of a source and its edits, by the fastest dtype that was calibrated.
+    """The plan of a source and its edits, in the settings' dtype or the fastest that was calibrated.
 
     Args:
         pipe: the model.
         settings: what is planned.
-        free: bytes of memory that are free, for settings without a limit.
+        free: bytes of the device's memory that are free without the model, for settings without a limit.
 
     Returns:
         {"choice", "source", "edits", "changes"}, ready for JSON; changes are lines, none where all fits.
 
     Raises:
-        InputError: a setting out of range, or a model that was never calibrated here.
+        InputError: a setting out of range, or a model that was never calibrated here in the dtype.
     """
-    tables = _tables(pipe)
+    names = _DTYPES if settings.dtype is None else (_dtype_name(choose_dtype(settings.dtype, pipe.unet.device)),)
+    tables = _tables(pipe, names)
     if not tables:
-        raise InputError("this machine has no cost table for the model; run fisedit calibrate first, with its --dtype")
+        raise InputError(
+            f"plan needs this machine's cost table of the model in {' or '.join(names)}, got none; run fisedit "
+            "calibrate first, with its --dtype"
+        )
     limit = free if settings.memory is None else settings.memory
     plans = [_plan(pipe, settings, limit, dtype, table) for dtype, table in tables.items()]
     return min(plans, key=lambda plan: (len(plan["changes"]) > 0, sum(one["seconds"] for one in plan["edits"])))
 
 
-def _tables(pipe: StableDiffusionPipeline) -> dict[str, CostTable]:
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tables(pipe: StableDiffusionPipeline, dtypes: Sequence[str]) -> dict[str, CostTable]:
     """Name of a dtype -> this machine's table of the model in it."""
-    found = {dtype: cost_store.load_table(pipe, dtype) for dtype in _DTYPES}
+    found = {dtype: cost_store.load_table(pipe, dtype) for dtype in dtypes}
     return {dtype: table for dtype, table in found.items() if table is not None}
 
 
@@ -101,7 +114,7 @@ def _plan(
             "steps_on_disk": chosen.kept["disk"],
         },
         "source": {"seconds": costs.seconds(None, ()), "bytes": chosen.bytes},
-        "edits": [_edit(costs, engine, config, area, chosen.late) for area in settings.areas],
+        "edits": [_edit(costs, chosen, config, area) for area in settings.areas],
         "changes": _changes(chosen, steps, limit - weights, weights) if chosen.unplaced else [],
     }
 
@@ -112,6 +125,7 @@ class _Records:
 
     Args:
         cache_dtype: as in `Editor`.
+        size: of a step.
         bytes: of all steps.
         kept: "memory" and "disk" -> steps that are kept there.
         late: seconds that an edit waits for records.
@@ -119,6 +133,7 @@ class _Records:
     """
 
     cache_dtype: str
+    size: RecordSize
     bytes: int
     kept: Mapping[str, int]
     late: float
@@ -134,7 +149,8 @@ def _records(
         engine.table,
         settings.num_inference_steps,
     )
-    total = engine.recorded_bytes(config, size=engine.record_size(config, encoding, _WEIGHT_BYTES[dtype]))
+    size = engine.record_size(config, encoding, _WEIGHT_BYTES[dtype])
+    total = engine.recorded_bytes(config, size=size)
     page, costs = -(-total // steps), engine.costs(config)
     grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
     sparse = costs.step_seconds(grid, costs.choose_dilations(grid))
@@ -145,7 +161,7 @@ def _records(
     placed = place_records([choices] * on_disk + [choices[:1]] * (steps - on_disk), max(0, room))
     kept = Counter(one.name for one in placed or ())
     late = sum(one.seconds - sparse for one in placed or ())
-    return _Records(cache_dtype, total, kept, late, 0 if placed else steps - on_disk - max(0, room) // page)
+    return _Records(cache_dtype, size, total, kept, late, 0 if placed else steps - on_disk - max(0, room) // page)
 
 
 def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> GenerationConfig:
@@ -162,18 +178,19 @@ def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> Generation
     )
 
 
-def _edit(costs: Costs, engine: Engine, config: GenerationConfig, area: float, late: float) -> dict[str, Any]:
-    """An edit in a square; `late`: seconds that its steps wait for records."""
+def _edit(costs: Costs, records: _Records, config: GenerationConfig, area: float) -> dict[str, Any]:
+    """An edit in a square, of a source with such records."""
     grid = shape_mask(area, config.width // LATENT_FACTOR, discs=False)
-    growth, size = costs.choose_dilations(grid), engine.record_size(config)
+    growth, size = costs.choose_dilations(grid), records.size
     fallback = costs.dense_is_cheaper(grid, growth)
     seconds = costs.seconds(grid, () if fallback else growth)
     assert seconds is not None
     sparse = sum(size.overlay(costs.rows(grid, (cells,))) for cells in growth if cells < DENSE_STEP)
+    dense = growth.count(DENSE_STEP) * (size.step + size.overlay(size.sizes))  # and what it found changed
     return {
         "area": area,
-        "seconds": seconds + (0.0 if fallback else late),
-        "bytes": engine.recorded_bytes(config) if fallback else sparse + growth.count(DENSE_STEP) * size.step,
+        "seconds": seconds + (0.0 if fallback else records.late),
+        "bytes": records.bytes if fallback else sparse + dense,
         "growth": max((cells for cells in growth if cells < DENSE_STEP), default=0),
         "dense_steps": len(growth) if fallback else growth.count(DENSE_STEP),
         "fallback": fallback,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from fisedit.diagnosis import calibration, doctor
+from fisedit.diagnosis import plan as planning
 
 SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
 
@@ -25,6 +27,20 @@ def test_a_machine_is_measured_and_planned_for(fisedit, model, tmp_path, monkeyp
     need = told["choice"]["weights_bytes"] + told["source"]["bytes"] // 16
     tight = fisedit(*words, "--memory", f"{need}B").out
     assert "edit of 10%" in tight and "change: " in tight and "or a smaller --size" in tight
+
+
+def test_a_plan_has_the_free_memory_of_its_device_and_the_dtype_that_was_asked_for(fisedit, model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "fisedit.models.device.choose_device", lambda device: asked.append(device) or torch.device("cpu")
+    )
+    monkeypatch.setattr("fisedit.models.machine.free_bytes", lambda device: 1234 if asked else 0)
+    plan = {"choice": {"a": 1}, "source": {}, "edits": [], "changes": []}
+    monkeypatch.setattr(
+        planning, "plan_edits", lambda pipe, settings, free: plan | {"free": free, "dtype": settings.dtype}
+    )
+    told = json.loads(fisedit("plan", "--model", model, "--device", "cpu", "--dtype", "fp32", "--json").out)
+    assert (told["free"], told["dtype"], asked[0]) == (1234, "fp32", "cpu")
 
 
 def test_a_table_that_is_not_kept_is_told_so(fisedit, model, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 
 import numpy as np
@@ -9,9 +10,13 @@ import pytest
 
 from fisedit import Editor
 from fisedit.cli.diagnosis import _parse_bytes
+from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.plan import PlanSettings, as_rows, plan_edits
 from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
+from fisedit.sparse import cost_store
+from fisedit.sparse.cost_model import Costs
+from fisedit.values import DENSE_STEP
 
 
 def test_placement_is_that_of_brute_force():
@@ -67,6 +72,63 @@ def test_a_plan_fits_or_says_what_to_change(pipelines, tmp_path, monkeypatch):
     assert (paged["cache_dtype"], paged["steps_in_memory"], paged["steps_on_disk"]) == ("int4", 5, 5)
     assert paged["changes"] == []
     assert [row["run"] for row in as_rows(roomy)] == ["source", "edit of 5%", "edit of 100%"]
+
+
+@pytest.fixture
+def calibrated(pipelines, tmp_path, monkeypatch):
+    """A calibrated pipeline in fp32."""
+    monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path))
+    Editor(pipelines["demo"]).calibrate(0, size=128)
+    return pipelines["demo"]
+
+
+def save_faster_table(pipe, dtype):
+    """Write the pipeline's table as another dtype's, with half of its seconds."""
+    about = cost_store.describe(pipe)
+    table = json.loads(cost_store.table_path(about).read_text())
+    table["about"]["dtype"] = dtype
+    for row in table["curves"]:
+        row["seconds"] = [seconds / 2 for seconds in row["seconds"]]
+    cost_store.table_path(about | {"dtype": dtype}).write_text(json.dumps(table))
+
+
+def test_edits_take_the_bytes_of_the_cache_dtype_that_was_chosen(calibrated, monkeypatch):
+    growth = (DENSE_STEP, 1, 1, 1, DENSE_STEP, 1, 1, 1, 1, 1)
+    monkeypatch.setattr(Costs, "choose_dilations", lambda *_: growth)
+    monkeypatch.setattr(
+        Costs, "dense_is_cheaper", lambda _, grid, *__: "everything" if np.all(getattr(grid, "grid", grid)) else ""
+    )
+    settings = {"size": 128, "num_inference_steps": 10, "areas": (0.1, 1.0)}
+    roomy = plan_edits(calibrated, PlanSettings(**settings), 1 << 30)
+    half = roomy["choice"]["weights_bytes"] + roomy["source"]["bytes"] // 2
+    found = plan_edits(calibrated, PlanSettings(**settings, memory=half), 1 << 30)
+    assert found["choice"]["cache_dtype"] == "int4" and not found["changes"]
+    assert found["edits"][1]["fallback"] and found["edits"][1]["bytes"] == found["source"]["bytes"]
+    editor = Editor(calibrated, cache_dtype="int4")
+    editor.generate("a cat", num_inference_steps=10)
+    made = editor.edit("a dog", mask=shape_mask(0.1, 16, discs=False), growth=growth)
+    assert not made.stats.fallback and not found["edits"][0]["fallback"]
+    assert found["edits"][0]["bytes"] == pytest.approx(made.stats.recorded_bytes, rel=0.25)  # latents are not counted
+
+
+def test_an_edit_takes_the_bytes_of_the_dtype_that_is_planned(calibrated):
+    settings = {"size": 128, "num_inference_steps": 10, "areas": (0.1, 1.0)}
+    full = plan_edits(calibrated, PlanSettings(**settings), 1 << 30)
+    save_faster_table(calibrated, "bfloat16")
+    half = plan_edits(calibrated, PlanSettings(**settings), 1 << 30)
+    assert (full["choice"]["dtype"], half["choice"]["dtype"]) == ("float32", "bfloat16")
+    assert half["edits"][1]["bytes"] == half["source"]["bytes"] < full["source"]["bytes"]
+    assert half["edits"][0]["bytes"] < 0.6 * full["edits"][0]["bytes"]
+
+
+def test_a_dtype_that_is_asked_for_is_planned(calibrated):
+    save_faster_table(calibrated, "bfloat16")
+    for dtype, planned in (("fp32", "float32"), ("bf16", "bfloat16"), (None, "bfloat16")):
+        settings = PlanSettings(size=128, num_inference_steps=10, dtype=dtype)
+        assert plan_edits(calibrated, settings, 1 << 30)["choice"]["dtype"] == planned
+    cost_store.table_path(cost_store.describe(calibrated)).unlink()
+    with pytest.raises(InputError, match=r"table of the model in float32, got none; run fisedit calibrate first"):
+        plan_edits(calibrated, PlanSettings(dtype="fp32"), 1 << 30)
 
 
 def test_memory_is_read_with_its_unit():
