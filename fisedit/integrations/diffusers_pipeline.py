@@ -6,8 +6,9 @@ of the editor alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -19,7 +20,6 @@ from fisedit.storage.canvas import to_editable
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from diffusers import SchedulerMixin, StableDiffusionPipeline
@@ -30,6 +30,33 @@ if TYPE_CHECKING:
 
 _OUTPUT_TYPES = ("pil", "np")
 _OPTIONS = ("max_recorded_bytes", "max_host_bytes", "max_disk_bytes", "graphs", "cache_dtype")
+
+_LOADING = frozenset(signature(Editor.from_pretrained).parameters) - {"model"}
+_EDITING = frozenset(signature(Editor.edit).parameters) - {"self", "prompt", "mask", "strength"}
+"""Arguments of the editor that are passed on."""
+
+_USUAL_LOADING: Mapping[str, object] = {
+    **dict.fromkeys(("safety_checker", "feature_extractor", "image_encoder", "variant", "revision", "token")),
+    **dict.fromkeys(("cache_dir", "custom_pipeline", "device_map")),
+    "requires_safety_checker": False,
+    "use_safetensors": True,
+    "low_cpu_mem_usage": True,
+}
+_USUAL_CALLS: Mapping[str, object] = {
+    **dict.fromkeys(("timesteps", "sigmas", "latents", "prompt_embeds", "negative_prompt_embeds", "ip_adapter_image")),
+    **dict.fromkeys(("ip_adapter_image_embeds", "masked_image_latents", "padding_mask_crop", "cross_attention_kwargs")),
+    **dict.fromkeys(("callback_on_step_end", "callback", "callback_steps")),
+    "callback_on_step_end_tensor_inputs": ["latents"],
+    "num_images_per_prompt": 1,
+    "eta": 0.0,
+    "guidance_rescale": 0.0,
+}
+"""Argument of diffusers' that has no counterpart here -> the value that asks for what is done anyway."""
+
+_NO_EDIT: Mapping[str, object] = {"mask_image": None, "source_prompt": None, "strength": 1.0}
+"""Argument of a call that only edits have -> its default."""
+
+_FP16 = (torch.float16, "fp16", "float16")
 
 _VARIANTS: Mapping[SchedulerName, Mapping[tuple[str, ...], SchedulerName]] = {
     SchedulerName.DDIM: {("trailing",): SchedulerName.DDIM_TRAILING},
@@ -61,13 +88,18 @@ class FisEditPipeline:
 
         Args:
             pretrained_model_name_or_path: "demo", a diffusers folder, a hub id, or one .safetensors file.
-            kwargs: `torch_dtype`, and arguments of `Editor.from_pretrained` such as `device`.
+            kwargs: `torch_dtype`, and arguments of `Editor.from_pretrained` such as `device`. Others of diffusers' are
+                accepted where they ask for what is done anyway, such as `safety_checker=None`; `variant="fp16"` with
+                `torch_dtype=torch.float16`, in which weights of either file are the same.
 
         Raises:
-            ModelError, NumericsError, InputError: as in `Editor.from_pretrained`.
+            ModelError, NumericsError: as in `Editor.from_pretrained`. InputError: as there, or another argument.
         """
         if "torch_dtype" in kwargs:
             kwargs["dtype"] = kwargs.pop("torch_dtype")
+        if kwargs.get("variant") == "fp16" and kwargs.get("dtype") in _FP16:
+            del kwargs["variant"]
+        kwargs = _known_arguments(kwargs, _LOADING, _USUAL_LOADING)
         made = cls(Editor.from_pretrained(pretrained_model_name_or_path, **kwargs))
         made._options = {name: kwargs[name] for name in _OPTIONS if name in kwargs}
         return made
@@ -151,13 +183,15 @@ class FisEditPipeline:
             clip_skip: layers of the text encoder to leave out; None for none.
             output_type: "pil" or "np".
             return_dict: whether an output object is returned, instead of a tuple.
-            edit: further arguments of `Editor.edit`, such as `quality` or `protect`.
+            edit: further arguments of `Editor.edit`, such as `quality` or `protect`. Others of diffusers' are accepted
+                at their defaults, such as `num_images_per_prompt=1`.
 
         Returns:
             Images, and None for `nsfw_content_detected`. Pixels outside the mask are the image's own.
 
         Raises:
-            PromptError, MaskError, InputError, NumericsError: as in `Editor.generate` and `Editor.edit`.
+            PromptError, MaskError, NumericsError: as in `Editor.generate` and `Editor.edit`.
+            InputError: as there, another argument, or one of an edit without an image.
         """
         from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
@@ -167,6 +201,7 @@ class FisEditPipeline:
             raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}; seed one")
         if not isinstance(prompt, Sequence):
             raise PromptError(f"prompt must be text or several texts, got {type(prompt).__name__}; describe the image")
+        edit = _known_arguments(edit, _EDITING, _USUAL_CALLS)
         settings: dict[str, Any] = {
             "seed": generator.initial_seed() if generator else 0,
             "negative_prompt": negative_prompt or "",
@@ -180,6 +215,7 @@ class FisEditPipeline:
         if not prompts:
             raise PromptError("prompt must be text or several texts, got an empty list; describe the image")
         if image is None:
+            _check_not_given(edit | {"mask_image": mask_image, "source_prompt": source_prompt, "strength": strength})
             self._forget()
             images = [self._generate(one, settings) for one in prompts]
         else:
@@ -214,6 +250,40 @@ class FisEditPipeline:
         """Begin a history of its own, so that what earlier images recorded is freed."""
         self.editor = self.editor.beside()
         self._sources.clear()
+
+
+def _known_arguments(given: Mapping[str, Any], known: Collection[str], usual: Mapping[str, object]) -> dict[str, Any]:
+    """The known ones of the arguments that were given.
+
+    Args:
+        given: their names and values.
+        known: names.
+        usual: further names -> the value at which they are left out.
+
+    Raises:
+        InputError: there are others.
+    """
+    found = _unusual(given, usual)
+    if others := [name for name in found if name not in known]:  # without values: one may be the hub's token
+        raise InputError(
+            f"arguments must be fisedit's, or diffusers' at their defaults, got {', '.join(others)}; leave them out"
+        )
+    return found
+
+
+def _check_not_given(edit: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments of an edit, where there is no image to edit."""
+    if found := _unusual(edit, _NO_EDIT):
+        raise InputError(f"image must be given with {', '.join(found)}, got None; give it, or leave them out")
+
+
+def _unusual(given: Mapping[str, Any], usual: Mapping[str, object]) -> dict[str, Any]:
+    """Arguments without those that have the usual value."""
+    return {name: value for name, value in given.items() if name not in usual or not _same(value, usual[name])}
+
+
+def _same(value: object, usual: object) -> bool:
+    return value is usual or (isinstance(value, int | float | list) and value == usual)
 
 
 def _digest(image: Image) -> str:

@@ -121,6 +121,40 @@ def test_what_it_cannot_do_is_one_line(pipe):
             pipe(CAT, image=image)
 
 
+def test_arguments_that_would_be_ignored_are_refused_by_name(pipe):
+    unknown = {"num_images_per_prompt": 4, "callback_on_step_end": print, "eta": 1.0, "nonsense": 3}
+    for image in (None, scene()):
+        with pytest.raises(InputError) as refused:
+            pipe(CAT, image=image, **QUICK, **unknown)
+        line = str(refused.value)
+        assert all(name in line for name in unknown) and line.endswith("; leave them out") and "\n" not in line
+    edits = {"mask_image": scene(), "source_prompt": CAT, "strength": 0.5, "quality": "fast"}
+    for name, value in edits.items():
+        with pytest.raises(InputError, match=f"image must be given with {name}, got None; give it, or leave"):
+            pipe(CAT, **QUICK, **{name: value})
+
+
+def test_arguments_at_diffusers_defaults_are_accepted(pipe):
+    usual = {"num_images_per_prompt": 1, "eta": 0.0, "guidance_rescale": 0.0, "latents": None, "strength": 1.0}
+    usual |= {"callback_on_step_end": None, "callback_on_step_end_tensor_inputs": ["latents"], "mask_image": None}
+    plain = pipe(CAT, generator=None, output_type="pil", return_dict=True, **QUICK).images[0]
+    assert pipe(CAT, **QUICK, **usual).images[0].tobytes() == plain.tobytes()
+    assert len(pipe(DOG, image=plain, **QUICK, **usual | {"mask_image": grids(16, 16)["square"]}).images) == 1
+
+
+def test_loading_takes_what_asks_for_nothing_else(monkeypatch):
+    taken = {}
+    monkeypatch.setattr(Editor, "from_pretrained", lambda model, **given: taken.update(given))
+    usual = {"safety_checker": None, "requires_safety_checker": False, "use_safetensors": True, "variant": None}
+    FisEditPipeline.from_pretrained("m", torch_dtype=torch.bfloat16, **usual, feature_extractor=None, device="cpu")
+    assert taken == {"dtype": torch.bfloat16, "device": "cpu"}
+    FisEditPipeline.from_pretrained("m", torch_dtype=torch.float16, variant="fp16")
+    assert taken == {"dtype": torch.float16, "device": "cpu"}
+    for other in ({"variant": "fp16"}, {"use_safetensors": False}, {"safety_checker": 3}, {"revision": "main"}):
+        with pytest.raises(InputError, match=f"got {next(iter(other))}; leave them out"):
+            FisEditPipeline.from_pretrained("m", **other)
+
+
 def test_models_move_and_are_loaded_as_in_diffusers(model):
     pipe = FisEditPipeline.from_pretrained(model, torch_dtype=torch.float32, device="cpu", local_files_only=True)
     assert pipe.to(torch.bfloat16) is pipe and pipe.components["unet"].dtype == torch.bfloat16
