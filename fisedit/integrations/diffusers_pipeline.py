@@ -6,6 +6,7 @@ of the editor alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from inspect import signature
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.history import EditResult
+
+_log = logging.getLogger(__name__)
 
 _OUTPUT_TYPES = ("pil", "np")
 _OPTIONS = ("max_recorded_bytes", "max_host_bytes", "max_disk_bytes", "graphs", "cache_dtype")
@@ -80,6 +83,16 @@ class FisEditPipeline:
     def __init__(self, editor: Editor) -> None:
         self.editor = editor
         self._options: dict[str, Any] = {}  # of editors, as `from_pretrained` got them
+        self._exchanged: SchedulerName | None = None  # the scheduler that was set, None for the model's own
+
+    @property
+    def editor(self) -> Editor:
+        """The editor, which may be exchanged; its sources are forgotten then."""
+        return self._editor
+
+    @editor.setter
+    def editor(self, editor: Editor) -> None:
+        self._editor = editor
         self._sources: dict[str, EditResult] = {}  # of this editor, by what they were opened or generated as
 
     @classmethod
@@ -115,12 +128,12 @@ class FisEditPipeline:
 
     @property
     def scheduler(self) -> SchedulerMixin:
-        """The scheduler, which may be exchanged as in diffusers."""
+        """The scheduler, which may be exchanged as in diffusers; images that are opened are edited with DDIM alone."""
         return self.editor.pipe.scheduler
 
     @scheduler.setter
     def scheduler(self, scheduler: SchedulerMixin) -> None:
-        _scheduler_name(scheduler)  # refuses one that is not known
+        self._exchanged = _scheduler_name(scheduler)  # refuses one that is not known
         self.editor.pipe.scheduler = scheduler
         self._forget()
 
@@ -135,14 +148,23 @@ class FisEditPipeline:
         Args:
             args: a device, a dtype, or both.
             kwargs: as in `DiffusionPipeline.to`.
+
+        Raises:
+            AdapterError: an adapter's file is gone; nothing has moved then.
         """
-        before, pipe = self.editor, self.editor.pipe.to(*args, **kwargs)
-        self.editor = Editor(pipe, model=before.model, vae=before.vae, **self._options)
-        for loaded in before.adapters:
-            encoder = loaded.image_encoder or None
-            self.editor.load_adapter(loaded.source, **loaded.use.as_dict(), image_encoder=encoder)
-        self._sources.clear()
+        if self.editor.adapters:
+            self._make_editor()  # raises what would leave models moved and adapters not
+        self.editor.pipe.to(*args, **kwargs)
+        self.editor = self._make_editor()
         return self
+
+    def _make_editor(self) -> Editor:
+        """Another editor of the models where they are now, with the options and adapters of this one."""
+        editor = Editor(self.editor.pipe, model=self.editor.model, vae=self.editor.vae, **self._options)
+        for loaded in self.editor.adapters:
+            encoder = loaded.image_encoder or None
+            editor.load_adapter(loaded.source, **loaded.use.as_dict(), image_encoder=encoder)
+        return editor
 
     def __call__(
         self,
@@ -166,7 +188,8 @@ class FisEditPipeline:
         """Edit an image to fit a prompt, or generate one without an image.
 
         An image is opened once: further calls with the same image, `source_prompt` and settings edit what was recorded.
-        One that this pipeline generated is not opened, but edited as it was made.
+        It is inverted and edited with DDIM, whatever the scheduler is; where another one was set, a warning is logged.
+        An image that this pipeline generated is not opened, but edited as it was made, with its scheduler.
 
         Args:
             prompt: what the image should show; several give one image each.
@@ -238,6 +261,11 @@ class FisEditPipeline:
         key = f"{key} {source_prompt!r} {settings}"
         if key not in self._sources:
             self._forget()
+            if self._exchanged not in (None, SchedulerName.DDIM):
+                name = type(self.scheduler).__name__
+                _log.warning(
+                    "an opened image is edited with DDIM, got %s; set DDIMScheduler, or generate it here", name
+                )
             self._sources[key] = self.editor.open(image, source_prompt, **settings)
         return self._sources[key]
 
@@ -249,7 +277,6 @@ class FisEditPipeline:
     def _forget(self) -> None:
         """Begin a history of its own, so that what earlier images recorded is freed."""
         self.editor = self.editor.beside()
-        self._sources.clear()
 
 
 def _known_arguments(given: Mapping[str, Any], known: Collection[str], usual: Mapping[str, object]) -> dict[str, Any]:
@@ -304,6 +331,7 @@ def _scheduler_name(scheduler: SchedulerMixin) -> SchedulerName:
         "beta": bool(config.get("use_beta_sigmas")),
         "sde": algorithm == "sde-dpmsolver++",
         f"algorithm_type={algorithm}": not str(algorithm).endswith("dpmsolver++"),
+        "skip_prk_steps=False": name is SchedulerName.PNDM and not config.get("skip_prk_steps"),
         "trailing": config.get("timestep_spacing") == "trailing" and name in (SchedulerName.DDIM, SchedulerName.EULER),
     }
     variant = tuple(sorted(setting for setting, is_set in found.items() if is_set))

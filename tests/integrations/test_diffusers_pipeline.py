@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,15 @@ from diffusers import (
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    PNDMScheduler,
     StableDiffusionPipeline,
     UniPCMultistepScheduler,
 )
 
 from fisedit import Editor, FisEditPipeline
-from fisedit.errors import InputError, PromptError
+from fisedit.errors import AdapterError, InputError, PromptError
 from fisedit.integrations.diffusers_pipeline import _scheduler_name
+from fisedit.models import paths
 from tests.support.edits import CAT, DOG, Calls
 from tests.support.grids import grids
 from tests.support.pictures import scene
@@ -68,11 +72,29 @@ def test_an_image_is_opened_once_and_several_prompts_give_several_images(pipe):
     assert calls.dense == 4  # DDIM's inversion of three steps
 
 
+def test_a_scheduler_that_an_opened_image_cannot_have_is_told(pipe, caplog):
+    asked = {"image": scene(), "source_prompt": CAT, "mask_image": grids(16, 16)["square"], **QUICK}
+    pipe.editor.pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    pipe(DOG, **asked)
+    pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
+    pipe(DOG, **asked)
+    assert not caplog.records, "nobody asked for another one"
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    for prompt in (DOG, "a fox and a cake on a beach"):
+        pipe(prompt, **asked)
+    line = "an opened image is edited with DDIM, got EulerAncestralDiscreteScheduler; set DDIMScheduler"
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(line)
+    own = pipe(CAT, **QUICK).images[0]
+    pipe(DOG, image=own, mask_image=grids(16, 16)["square"], **QUICK)
+    assert len(caplog.messages) == 1 and pipe.editor.current.config.scheduler == "euler_a"
+
+
 @pytest.mark.parametrize(
     ("scheduler", "name"),
     [
         (DDIMScheduler(), "ddim"),
         (DDIMScheduler(timestep_spacing="trailing"), "ddim_trailing"),
+        (PNDMScheduler(skip_prk_steps=True), "pndm"),
         (EulerDiscreteScheduler(timestep_spacing="trailing"), "euler_trailing"),
         (DPMSolverMultistepScheduler(use_karras_sigmas=True), "dpmsolver++_karras"),
         (
@@ -90,6 +112,7 @@ def test_a_scheduler_of_diffusers_is_known_by_its_class_and_settings(scheduler, 
     [
         (EulerDiscreteScheduler(use_karras_sigmas=True), "runs with trailing, got karras"),
         (UniPCMultistepScheduler(use_beta_sigmas=True), "runs with none of these, got beta"),
+        (PNDMScheduler(skip_prk_steps=False), "runs with none of these, got skip_prk_steps=False; set it otherwise"),
         (
             DPMSolverMultistepScheduler(algorithm_type="dpmsolver", final_sigmas_type="sigma_min"),
             "runs with karras, sde, got algorithm_type=dpmsolver",
@@ -171,3 +194,22 @@ def test_what_moves_keeps_its_adapters_and_bounds():
     assert now is not before and now.max_recorded_bytes == before.max_recorded_bytes == 10**8
     assert [(one.source, one.use) for one in now.adapters] == [(one.source, one.use) for one in before.adapters]
     assert now._engine.encoding == before._engine.encoding != Editor(now.pipe)._engine.encoding
+
+
+def test_nothing_moves_where_an_adapter_is_gone(tmp_path):
+    pipe = FisEditPipeline.from_pretrained("demo", torch_dtype=torch.float32)
+    folder = shutil.copytree(paths.demo_adapter_folder("demo-look"), tmp_path / "look")
+    pipe.editor.load_adapter(folder)
+    source = pipe(CAT, **QUICK).images[0]
+    before = pipe.editor
+    shutil.rmtree(folder)
+    with pytest.raises(AdapterError):
+        pipe.to(torch.float64)
+    assert pipe.editor is before and before.adapters and before.pipe.unet.dtype == torch.float32
+    assert len(pipe(DOG, image=source, mask_image=grids(32, 32)["square"], **QUICK).images) == 1
+
+
+def test_sources_of_an_editor_that_was_exchanged_are_forgotten(pipe):
+    source = pipe(CAT, **QUICK).images[0]
+    pipe.editor = Editor(pipe.editor.pipe)
+    assert len(pipe(DOG, image=source, mask_image=grids(16, 16)["square"], **QUICK).images) == 1
