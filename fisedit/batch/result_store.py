@@ -115,6 +115,8 @@ class ResultStore:
     def _initial_record(self, item: BatchItem) -> ItemRecord:
         if item.problem:
             return ItemRecord(item, ItemStatus.FAILED, item.problem)
+        if problem := _path_problem(item.target):
+            return ItemRecord(item, ItemStatus.FAILED, f"{item.output} cannot be written: {problem}")
         entry = self._journal.entries.get(item.output)
         present = _file_digest(item.target)
         if entry and entry.key and present == entry.sha256 and entry.key == self._key(item):
@@ -157,11 +159,22 @@ def remove_partial_files(items: Iterable[BatchItem]) -> None:
         files.remove_partial(folder, within)
 
 
+def _path_problem(path: Path) -> str:
+    """Why no file can have this path, or ""; one that is missing can be written."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
 def _file_digest(path: Path | None) -> str:
     """SHA-256 of a file's bytes; "" for None or a file that cannot be read."""
-    if path is None or not path.is_file():
-        return ""
     try:
+        if path is None or not path.is_file():
+            return ""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:

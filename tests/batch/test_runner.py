@@ -108,6 +108,15 @@ class TestAFolder:
 
 
 class TestBadFiles:
+    def test_an_output_name_that_the_disk_does_not_take(self, batch, tmp_path):
+        folder, name = pictures(tmp_path / "in", 1), f"{'x' * 251}.jpg"
+        picture(folder / name, 1)
+        (tmp_path / "out").mkdir()
+        run = batch("in", "out", *SAID, "--format", "webp", "--json")
+        assert (run.status, run.err, run.counts) == (1, "", {"done": 1, "failed": 1})
+        assert run.reasons == {name: f"{'x' * 251}.webp cannot be written: File name too long"}
+        assert [*tree(tmp_path / "out")] == ["0.webp"]
+
     def test_each_is_named_and_the_good_are_done(self, batch, tmp_path):
         folder = pictures(tmp_path / "in", 1)
         whole = picture(tmp_path / "whole.png").read_bytes()
