@@ -9,7 +9,7 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
-from fisedit.cli.inputs import load_adapters, options_given, read_image
+from fisedit.cli.inputs import input_files, load_adapters, options_given, read_image
 from fisedit.cli.places import check_marks, chosen_region, marked_region
 from fisedit.errors import InputError
 
@@ -88,8 +88,7 @@ def _check(context: typer.Context) -> None:
         raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
     if not any(given[name] for name in ("mask", "box", "point", "region", "word")):
         raise InputError("give a --mask, --box, --point, --word or --region, got none; it says what moves")
-    inputs = [given[name] for name in ("source", "poses", "mask", "region", "reference", "protect") if given[name]]
-    if given["output"].resolve() in {path.resolve() for path in inputs}:
+    if given["output"].resolve() in {path.resolve() for path in input_files(context)}:
         raise InputError(f"output must not be an input, got {given['output']} for both; choose another name")
 
 

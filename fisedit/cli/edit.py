@@ -13,7 +13,7 @@ from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
 from fisedit.cli.edit_checks import CONFIG, check_new, check_prompt, check_session, check_source
-from fisedit.cli.inputs import check_settings, load_adapters, options_given, read_conditions, read_image
+from fisedit.cli.inputs import check_settings, input_files, load_adapters, options_given, read_conditions, read_image
 from fisedit.cli.places import edit_areas, parse_sides
 from fisedit.errors import InputError
 from fisedit.storage import files, session_folder
@@ -65,8 +65,8 @@ def generate(
     """Generate a picture, and a --session to edit it in."""
     check_new(context)
     check_settings(context)
-    files.check_image_path(output, reference, control, drive)
-    files.check_trace_path(trace, drive)
+    files.check_image_path(output, *input_files(context))
+    files.check_trace_path(trace, *input_files(context))
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
     from fisedit import Editor
@@ -167,8 +167,8 @@ def edit(
     check_settings(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
-    files.check_image_path(output, mask, protect, picture, origin, reference, control, drive, region, regions)
-    files.check_trace_path(trace, drive, region, regions)
+    files.check_image_path(output, *input_files(context))
+    files.check_trace_path(trace, *input_files(context))
     if session is not None:
         check_session(context)
         context.with_resource(session_folder.lock(session))

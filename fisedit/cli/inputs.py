@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("seed", "negative_prompt", "num_inference_steps", "guidance_scale", "scheduler", "clip_skip")
 _SIDE = 512
+_REGIONS = ("region", "regions")
+"""Options that name a file of JSON, which may name masks."""
+
+_FILES = ("source", "poses", "picture", "origin", "mask", "protect", "detect", "reference", "control", "drive")
+"""Options and arguments that name other files to read."""
 
 
 def read_image(path: Path | None) -> DecodedImage | None:
@@ -29,6 +35,41 @@ def read_image(path: Path | None) -> DecodedImage | None:
     if not path.is_file():
         raise InputError(f"picture must be an image file, got {path}: no such file")
     return decode(read_bytes(path), f"picture {path}")
+
+
+def read_json(option: str, path: Path) -> object:
+    """The value of an option's file of JSON. Raises InputError, which names the option."""
+    try:
+        return loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error
+
+
+def input_files(context: typer.Context) -> list[Path]:
+    """The files that a command reads, and must not write: those that options name, and the masks in files of regions.
+
+    Raises:
+        InputError: as `read_json`.
+    """
+    given = {name: Path(value) for name, value in context.params.items() if value and name in (*_FILES, *_REGIONS)}
+    found = list(given.values())
+    for option in filter(given.get, _REGIONS):
+        found += [given[option].parent / name for name in _masks_named(read_json(option, given[option]))]
+    return found
+
+
+def _masks_named(value: object) -> list[str]:
+    """What `mask` is in any object of a JSON value."""
+    found, left = list[str](), [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            found += [text for name, text in each.items() if name == "mask" and isinstance(text, str)]
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return found
 
 
 def check_settings(context: typer.Context) -> None:

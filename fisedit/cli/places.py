@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fisedit.cli.inputs import options_given
+from fisedit.cli.inputs import options_given, read_json
 from fisedit.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,12 +91,7 @@ def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]
     """A file's JSON, and what reads the masks that it names, beside it."""
     from fisedit.storage.images import read_mask
 
-    try:
-        value = loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error
-    return value, lambda name: read_mask(path.parent / name)
+    return read_json(option, path), lambda name: read_mask(path.parent / name)
 
 
 def parse_sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N, N]:

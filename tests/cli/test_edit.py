@@ -271,6 +271,27 @@ class TestRefused:
         run = fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere", *options)
         run.refused("input", why)
 
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--detect", "boxes.json", "--trace", "./boxes.json"), "trace must not be an input"),
+            (("--region", "r.json"), "output must not be an input"),
+        ],
+    )
+    def test_an_output_that_is_read(self, fisedit, tmp_path, options, why):
+        """Masks that a region's file names are inputs too."""
+        scene().save(tmp_path / "mine.png")
+        scene().save(tmp_path / "edit.png")
+        (tmp_path / "boxes.json").write_text('{"images": [], "annotations": []}')
+        (tmp_path / "r.json").write_text('{"any": [{"minus": [{"everywhere": true}, {"mask": "./edit.png"}]}]}')
+        before = files(tmp_path)
+        run = fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere", *options)
+        run.refused("input", why)
+        (tmp_path / "several.json").write_text('[{"region": {"mask": "edit.png"}, "prompt": "a dog"}]')
+        run = fisedit("edit", "--picture", "mine.png", "--regions", "several.json", "--model", "./nowhere")
+        run.refused("input", "output must not be an input")
+        assert files(tmp_path) == before | {"several.json": (tmp_path / "several.json").read_bytes()}
+
     @pytest.mark.parametrize("option", [("--inversion", "ddpm"), ("--caption-model", "blip")])
     def test_what_goes_with_a_picture_alone(self, fisedit, option):
         fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *option).refused("input", "is for a --picture")

@@ -164,6 +164,9 @@ def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
     driven(*BOX, "--output", "c.webp").refused("input", "frames are kept in the folder c.webp.frames, got a file")
     (tmp_path / "c.webp.frames").unlink()
     driven(*BOX, "--output", "source.png").refused("input", "output must not be an input")
+    (tmp_path / "r.json").write_text('{"mask": "clip.webp"}')
+    driven("--region", "r.json").refused("input", "output must not be an input, got clip.webp")
+    (tmp_path / "r.json").unlink()
     driven(*BOX, poses="none.csv").refused("input", "poses must be JSON or CSV, got none.csv")
     fisedit("drive", "source.png", "poses.csv", *BOX).refused("input", "give an --adapter that reads poses")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["poses.csv", "source.png"]
