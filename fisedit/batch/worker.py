@@ -221,8 +221,7 @@ class BatchWorker:
     def _edit_found(self, item: BatchItem, provider: MaskProvider, on_step: OnStep) -> ItemOutput:
         """Edit the things that are found in a picture: together, or in a large one each on a part of its own."""
         self._source, settings = None, self._settings
-        data = images.read_bytes(item.picture)
-        picture = images.decode(data)
+        data, picture = _read_picture(item)
         image = to_editable(picture.image)
         found = find(
             provider,
@@ -284,8 +283,7 @@ class BatchWorker:
             if opened.mask == (item.mask if is_large else None):
                 return opened
         self._source = None
-        data = images.read_bytes(item.picture)
-        picture = images.decode(data)
+        data, picture = _read_picture(item)
         editor = self._new_editor()  # its features end with it
         size = upright_size(picture.image)
         opened_by = item.mask if needs_crop(size, editor.native_size) else None
@@ -293,6 +291,14 @@ class BatchWorker:
         result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
         self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
+
+
+def _read_picture(item: BatchItem) -> tuple[bytes, images.DecodedImage]:
+    """The bytes and pixels of an item's picture. Raises InputError if they do not fit the format of its output."""
+    data = images.read_bytes(item.picture)
+    picture = images.decode(data)
+    images.check_size(Path(item.output).suffix, upright_size(picture.image))
+    return data, picture
 
 
 def _encode(

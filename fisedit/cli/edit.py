@@ -12,7 +12,7 @@ from fisedit.adapters.control_pictures import CANNY, is_canny
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.diagnosis import profiling
-from fisedit.cli.edit_checks import CONFIG, check_new, check_prompt, check_session, check_source
+from fisedit.cli.edit_checks import CONFIG, check_new, check_output_size, check_prompt, check_session, check_source
 from fisedit.cli.inputs import check_settings, input_files, load_adapters, options_given, read_conditions, read_image
 from fisedit.cli.places import edit_areas, parse_sides
 from fisedit.errors import InputError
@@ -172,7 +172,7 @@ def edit(
     if session is not None:
         check_session(context)
         context.with_resource(session_folder.lock(session))
-    opened = read_image(picture or origin)
+    opened = _read_source(context)
     place, areas = edit_areas(context, opened)
     from fisedit.integrations.mask_providers import ALPHA
 
@@ -191,6 +191,15 @@ def edit(
     if session is not None:
         editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
+
+
+def _read_source(context: typer.Context) -> DecodedImage | None:
+    """The picture that is opened, which fits the output's format; None for a source of a session or a prompt."""
+    from fisedit.storage.canvas import upright_size
+
+    if (opened := read_image(context.params["picture"] or context.params["origin"])) is not None:
+        check_output_size(context, upright_size(opened.image))
+    return opened
 
 
 def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step: OnStep) -> None:
@@ -255,6 +264,7 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
     place = {name: given[name] for name in ("device", "dtype", "local_files_only", "cache_dtype")}
     if given["session"] is not None and opened is None:
         editor = Editor.resume(Path(given["session"]), **place)
+        check_output_size(context, editor.current.size)
         load_adapters(context, editor)
         return editor
     if given["origin"] is not None and opened is not None:

@@ -109,3 +109,12 @@ def check_prompt(context: typer.Context) -> None:
     check_marks(context)
     if context.params["extend"] is not None:
         parse_sides("extend", context.params["extend"], int)
+
+
+def check_output_size(context: typer.Context, size: tuple[int, int]) -> None:
+    """Check that the output's format can store a picture of a size with what --extend adds. Raises InputError."""
+    from fisedit.storage.images import check_size
+
+    extend = context.params["extend"]
+    left, top, right, bottom = (0, 0, 0, 0) if extend is None else parse_sides("extend", extend, int)
+    check_size(context.params["output"].suffix, (size[0] + left + right, size[1] + top + bottom))

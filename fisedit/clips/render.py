@@ -29,7 +29,7 @@ from fisedit.models.device import weights_digest
 from fisedit.sparse.modules import loras
 from fisedit.storage.canvas import to_editable, to_srgb
 from fisedit.storage.files import check_file_path, remove_partial, write_bytes, write_file
-from fisedit.storage.images import encode
+from fisedit.storage.images import check_size, encode
 from fisedit.storage.session_folder import lock
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ _RATE = (0.1, 60.0)
 
 _MAX_PIXELS = 1_000_000_000
 """Of all frames of an animation, which are in memory when it is written."""
-
-_MAX_WEBP_SIDE = 16383
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,8 +200,7 @@ def _check_count(source: EditResult, count: int, output: Path) -> None:
     width, height = source.image.size
     if not count:
         raise InputError("a clip needs a drive for every frame, got none")
-    if output.suffix.lower() == ".webp" and max(width, height) > _MAX_WEBP_SIDE:
-        raise InputError(f"a .webp has at most {_MAX_WEBP_SIDE} pixels a side, got {width}x{height}; write a .png")
+    check_size(output.suffix, source.image.size)
     if output.suffix.lower() != ".mp4" and count * width * height > _MAX_PIXELS:
         limit = f"at most {_MAX_PIXELS // 10**6:,} million pixels in all"
         raise InputError(f"a clip must have {limit}, got {count} frames of {width}x{height}; make it smaller")

@@ -50,6 +50,9 @@ _MODES = {
 }
 """Modes that a format stores without loss of depth, alpha or colours."""
 
+_MAX_SIDES = {"WEBP": 16_383, "JPEG": 65_500}
+"""Most pixels of a side, of the formats that have such a limit."""
+
 
 @dataclass(frozen=True, eq=False)
 class DecodedImage:
@@ -225,6 +228,9 @@ def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) ->
 
     Returns:
         The file's bytes, and notes on what was lost.
+
+    Raises:
+        InputError: As `check_size`.
     """
     file = BytesIO()
     notes = _save(image, suffix, file, metadata)
@@ -241,6 +247,9 @@ def write_image(image: Image.Image, path: Path, metadata: Metadata | None = None
 
     Returns:
         Notes on what was lost.
+
+    Raises:
+        InputError: As `check_size`.
     """
     return write_file(path, lambda file: _save(image, path.suffix, file, metadata))
 
@@ -250,6 +259,21 @@ def can_hold(suffix: str, image: Image.Image) -> bool:
     return image.mode in _MODES[IMAGE_FORMATS[suffix.lower()]]
 
 
+def check_size(suffix: str, size: tuple[int, int]) -> None:
+    """Check that the format of a file name suffix can store an image of a size.
+
+    Args:
+        suffix: Of the file, as ".webp"; one of no format of `IMAGE_FORMATS` passes.
+        size: Width and height in pixels.
+
+    Raises:
+        InputError: A side is too long.
+    """
+    limit = _MAX_SIDES.get(IMAGE_FORMATS.get(suffix.lower(), ""))
+    if limit is not None and max(size) > limit:
+        raise InputError(f"a {suffix} has at most {limit} pixels a side, got {size[0]}x{size[1]}; write a .png")
+
+
 def is_written_form(decoded: DecodedImage, image: Image.Image) -> bool:
     """Whether a decoded file has the pixels that an image has after it is written in the file's format."""
     suffix = {"JPEG": ".jpg", "WEBP": ".webp"}.get(decoded.format, ".png")
@@ -257,6 +281,7 @@ def is_written_form(decoded: DecodedImage, image: Image.Image) -> bool:
 
 
 def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata | None) -> tuple[str, ...]:
+    check_size(suffix, image.size)
     kind, stored = IMAGE_FORMATS[suffix.lower()], image
     notes: tuple[str, ...] = ()
     if not can_hold(suffix, image):

@@ -19,7 +19,7 @@ from fisedit.batch.worker import BatchWorker
 from fisedit.errors import NumericsError
 from fisedit.storage.images import decode
 from tests.support.batches import AFTER, BEFORE
-from tests.support.folders import lines, pictures
+from tests.support.folders import lines, picture, pictures
 from tests.support.pipelines import build_pipeline
 
 
@@ -39,6 +39,13 @@ class TestFallbacks:
         worker.process(item)
         worker.process(replace(item, prompt="a fox on a beach"))
         assert len(worker._source.editor.history) == 1
+
+    def test_a_picture_too_long_for_its_format(self, worker, item, tmp_path, monkeypatch):
+        """It is refused before it is opened, and the worker is as good as before."""
+        wide = replace(item, picture=picture(tmp_path / "wide.png", size=(16_384, 8)), output="wide.webp")
+        monkeypatch.setattr(Editor, "open", None)
+        reason = "a .webp has at most 16383 pixels a side, got 16384x8; write a .png"
+        assert worker.process(wide) == ItemFailure(reason, ANY)
 
     @pytest.mark.parametrize(
         "error",

@@ -292,6 +292,15 @@ class TestRefused:
         run.refused("input", "output must not be an input")
         assert files(tmp_path) == before | {"several.json": (tmp_path / "several.json").read_bytes()}
 
+    @pytest.mark.parametrize(
+        ("width", "options"),
+        [(16_384, ("--prompt", AFTER)), (16_380, ("--extend", "0,0,8,0"))],
+    )
+    def test_a_picture_too_long_for_its_format(self, fisedit, tmp_path, width, options):
+        Image.new("RGB", (width, 8)).save(tmp_path / "mine.png")
+        run = fisedit("edit", "--picture", "mine.png", *options, "--model", "./nowhere", "--output", "new.webp")
+        run.refused("input", "a .webp has at most 16383 pixels a side", "write a .png")
+
     @pytest.mark.parametrize("option", [("--inversion", "ddpm"), ("--caption-model", "blip")])
     def test_what_goes_with_a_picture_alone(self, fisedit, option):
         fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *option).refused("input", "is for a --picture")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fisedit.errors import InputError
-from fisedit.storage.images import decode, decode_mask
+from fisedit.storage.images import decode, decode_mask, encode, write_image
 
 
 def ycbcr_tiff(compression: str | None, size: tuple[int, int] = (60, 41)) -> tuple[Image.Image, bytes]:
@@ -59,3 +59,13 @@ def test_masks_are_turned_as_their_orientation_says():
     mask[:, :10], exif[0x0112] = 255, 6
     Image.fromarray(mask).save(file, "PNG", exif=exif)
     assert (np.asarray(decode_mask(file.getvalue(), (20, 40))) == np.rot90(mask, -1)).all()
+
+
+@pytest.mark.parametrize(("name", "size"), [("a.webp", (16_384, 1)), ("a.WEBP", (1, 16_384)), ("a.jpeg", (65_501, 1))])
+def test_sides_that_a_format_cannot_hold(tmp_path, name, size):
+    path, longest = tmp_path / name, max(size) - 1
+    with pytest.raises(InputError, match=rf"a {path.suffix} has at most {longest} pixels a side, .*; write a \.png"):
+        write_image(Image.new("RGB", size), path)
+    assert not list(tmp_path.iterdir())
+    assert decode(encode(Image.new("RGB", (longest, 1)), path.suffix)[0]).image.size == (longest, 1)
+    assert decode(encode(Image.new("RGB", size), ".png")[0]).image.size == size
