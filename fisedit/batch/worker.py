@@ -252,7 +252,7 @@ class BatchWorker:
             area, change = _png(covered), str(result.diff)
             metadata = editor.metadata(result) if settings.metadata else None
         kept = data if not covered.any() and _is_own_suffix(item, picture) else None
-        edited = picture.image if result is None else result.image
+        edited = image if result is None else result.image
         output, format_notes = (kept, ()) if kept else images.encode(edited, Path(item.output).suffix, metadata)
         notes += format_notes
         return ItemOutput(output, sha256(data).hexdigest(), "", area, change, seconds=0.0, notes=tuple(notes))

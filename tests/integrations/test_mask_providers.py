@@ -364,6 +364,22 @@ def test_nothing_found_is_no_other_format(fisedit, tmp_path, model):
     assert Image.open(tmp_path / "out/a.png").format == "PNG"
 
 
+def test_nothing_found_in_palettes_with_clear_colours(fisedit, tmp_path, model):
+    (tmp_path / "in").mkdir()
+    colours = Image.new("P", (64, 64), 1)
+    colours.putpalette((0, 0, 0, 0, 128, 128))
+    colours.paste(0, (0, 0, 16, 16))
+    for name in ("a.gif", "b.png"):
+        colours.save(tmp_path / "in" / name, transparency=0)
+    (tmp_path / "boxes.csv").write_text("file,left,top,right,bottom\na.gif,,,,\nb.png,,,,\n")
+    words = ("--prompt", "a dog", "--detect", "boxes.csv", "--model", model, "--format", "webp", "--workers", 0)
+    ran = fisedit("batch", "in", "out", *words)
+    assert ran.status == 0, ran.out
+    for name in ("a.webp", "b.webp"):
+        written = Image.open(tmp_path / "out" / name)
+        assert [written.getpixel((at, at)) for at in (0, 63)] == [(0, 0, 0, 0), (0, 128, 128, 255)]
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
