@@ -176,8 +176,7 @@ def edit(
     place, areas = edit_areas(context, opened)
     from fisedit.integrations.mask_providers import ALPHA
 
-    if opened is not None and detect == ALPHA:  # what is painted there shall be seen
-        opened = replace(opened, image=opened.image.convert("RGB"))
+    opened = _opaque(opened) if opened is not None and detect == ALPHA else opened
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
@@ -200,6 +199,15 @@ def _read_source(context: typer.Context) -> DecodedImage | None:
     if (opened := read_image(context.params["picture"] or context.params["origin"])) is not None:
         check_output_size(context, upright_size(opened.image))
     return opened
+
+
+def _opaque(opened: DecodedImage) -> DecodedImage:
+    """The same without alpha, so that what is painted where it was clear is seen; how it was made stays with it."""
+    from fisedit.storage.canvas import to_editable, upright
+
+    shown = to_editable(opened.image).convert("RGB")
+    shown.info = {name: value for name, value in upright(opened.image).info.items() if name != "transparency"}
+    return replace(opened, image=shown)
 
 
 def _edit(context: typer.Context, editor: Editor, areas: dict[str, Any], on_step: OnStep) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 from scipy.ndimage import binary_dilation
 
@@ -341,6 +342,20 @@ def test_what_is_transparent_is_painted_and_seen(fisedit, tmp_path, model):
     assert ran.status == 0, ran.out
     after = Image.open(tmp_path / "out/hole.png")
     assert not after.has_transparency_data and (np.asarray(after.convert("RGB"))[16:40, 16:40] != 255).any()
+
+
+@pytest.mark.parametrize("source", ["--picture", "--from"])
+def test_clear_palette_colours_are_painted_and_seen(fisedit, tmp_path, model, source):
+    colours, says = Image.new("P", (64, 64), 1), PngInfo()
+    colours.putpalette((0, 0, 0, 0, 128, 128))
+    colours.paste(0, (16, 16, 40, 40))
+    says.add_text("parameters", "a cat\nSteps: 2, Sampler: DDIM, CFG scale: 7.5, Seed: 0, Size: 64x64")
+    colours.save(tmp_path / "hole.png", transparency=0, pnginfo=says)
+    words = ("--prompt", "a dog", "--detect", "alpha", *(("--source-prompt", "a cat") if source == "--picture" else ()))
+    ran = fisedit("edit", source, "hole.png", *words, "--model", model, "--num-inference-steps", 2)
+    assert ran.status == 0, ran.err
+    after = Image.open(tmp_path / "edit.png")
+    assert not after.has_transparency_data and (np.asarray(after.convert("RGB"))[16:40, 16:40] != 0).any()
 
 
 def test_a_batch_notices_other_annotations(fisedit, tmp_path, model):
