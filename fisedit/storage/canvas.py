@@ -44,7 +44,7 @@ MAX_ASPECT = 2.0
 MAX_UPSCALE = 2.0
 """Greatest ratio of an image's side to its canvas' side without a note for the user."""
 
-_MODE_16_BIT, _LEVELS_16_BIT = "I;16", 257
+_MODE_16_BIT, LEVELS_16_BIT = "I;16", 257
 """The mode with 16 bits, and the 16-bit levels per 8-bit level."""
 
 
@@ -229,7 +229,7 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop:
     paint = _convert_profile(painted, None, picture.info.get("icc_profile"), _opaque_mode(picture))
     new = np.asarray(paint if paint.size == size else paint.resize(size, Image.Resampling.LANCZOS))
     if picture.mode == _MODE_16_BIT:
-        new = new.astype(np.uint16) * _LEVELS_16_BIT
+        new = new.astype(np.uint16) * LEVELS_16_BIT
     old = np.atleast_3d(pixels)[top:bottom, left:right, : -1 if picture.mode in ("LA", "RGBA") else None]
     new, inside = np.atleast_3d(new), cell_pixels(grid, size)
     if paint.size != size or crop is not None:
@@ -312,7 +312,7 @@ def _opaque_mode(picture: Image.Image) -> str:
 def _opaque_8_bit(picture: Image.Image) -> Image.Image:
     """An image's colours in 8 bits without alpha."""
     if picture.mode == _MODE_16_BIT:
-        return Image.fromarray((np.asarray(picture) / _LEVELS_16_BIT).round().astype(np.uint8))
+        return Image.fromarray((np.asarray(picture) / LEVELS_16_BIT).round().astype(np.uint8))
     return picture.convert(_opaque_mode(picture))
 
 

@@ -23,7 +23,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_metadata
-from fisedit.storage.canvas import MAX_PIXELS, to_srgb, upright
+from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_srgb, upright
 from fisedit.storage.files import IMAGE_FORMATS, write_file
 from fisedit.storage.image_metadata import Metadata
 
@@ -189,13 +189,13 @@ def read_mask(path: Path | None) -> Image.Image | None:
         Mode "L", levels 0 to 255.
 
     Raises:
-        MaskError: No image, or one too large to be a mask.
+        MaskError: No image, one too large to be a mask, or one without levels of 8 or 16 bits.
     """
     if path is None:
         return None
     if not path.is_file():
         raise MaskError(f"mask must be an image file, got {path}: no such file")
-    return _upright_8_bit(decode(read_bytes(path), f"mask {path}", MaskError)).convert("L")
+    return _upright_8_bit(decode(read_bytes(path), f"mask {path}", MaskError), f"mask {path}").convert("L")
 
 
 def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
@@ -209,7 +209,7 @@ def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
         Mode "L", levels 0 to 255.
 
     Raises:
-        InputError: As in `decode`.
+        InputError: As in `decode`, or without levels of 8 or 16 bits.
     """
     colour = _upright_8_bit(decode(data, "mask")).convert("RGBA")
     luminance = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
@@ -293,11 +293,23 @@ def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata |
     return notes + more_notes
 
 
-def _upright_8_bit(mask: DecodedImage) -> Image.Image:
-    """A mask as it is seen: turned as its orientation says, in levels of 8 bits."""
-    return _to_8_bit(upright(mask.image))
+def _upright_8_bit(mask: DecodedImage, what: str = "mask") -> Image.Image:
+    """A mask as it is seen: turned as its orientation says, in levels of 8 bits.
 
+    Levels of 16 bits, which Pillow would clip, are scaled; those of 32 bits are taken for 8 bits if none is above 255,
+    else for 16.
 
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    """16-bit levels scaled to 8 bits, which Pillow would clip; other images unchanged."""
-    return image.point(lambda level: level / 257, "F").convert("L") if image.mode.startswith("I") else image
+    Raises:
+        MaskError: Floats, or levels beyond 16 bits.
+    """
+    image = upright(mask.image)
+    if image.mode == "F":
+        raise MaskError(f"{what} must have levels of 8 or 16 bits, got floats (mode F); convert it")
+    if not image.mode.startswith("I"):
+        return image
+    levels = np.asarray(image)
+    low, high = int(levels.min()), int(levels.max())
+    if low < 0 or high >= 2**16:
+        raise MaskError(f"{what} must have levels from 0 to 65535, got {low} to {high}; scale them")
+    is_8_bit = image.mode == "I" and high < 2**8
+    return Image.fromarray((levels if is_8_bit else levels // LEVELS_16_BIT).astype(np.uint8))
