@@ -36,6 +36,7 @@ from fisedit.values import (
     SchedulerName,
     check_prompt,
     check_seed,
+    check_structure,
     first_step,
 )
 
@@ -125,8 +126,7 @@ class EditRequest:
         object.__setattr__(self, "regional", tuple((each.bind(canvas), prompt) for each, prompt in self.regional))
         object.__setattr__(self, "dilation", self._dilations())
         object.__setattr__(self, "start", self._first_step())
-        if not (isinstance(self.structure, int | float) and 0 <= self.structure <= 1):
-            raise InputError(f"structure must be in [0, 1], got {as_text(self.structure)}")
+        check_structure(self.structure)
         if self.structure and DENSE_STEP in self.dilation:
             got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
             raise InputError(

@@ -9,7 +9,7 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
-from fisedit.cli.inputs import input_files, load_adapters, options_given, read_image
+from fisedit.cli.inputs import check_settings, input_files, load_adapters, options_given, read_image
 from fisedit.cli.places import check_marks, chosen_region, marked_region
 from fisedit.errors import InputError
 
@@ -84,6 +84,7 @@ def _check(context: typer.Context) -> None:
     given = context.params
     check_clip_path(given["output"], given["fps"])
     check_marks(context)
+    check_settings(context)
     if not given["adapter"]:
         raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
     if not any(given[name] for name in ("mask", "box", "point", "region", "word")):

@@ -69,6 +69,7 @@ def generate(
     files.check_trace_path(trace, *input_files(context))
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
+    conditions = read_conditions(context)
     from fisedit import Editor
 
     with console.progress("Generating") as on_step:
@@ -76,7 +77,6 @@ def generate(
             model, vae=vae, device=device, dtype=dtype, local_files_only=local_files_only, cache_dtype=cache_dtype
         )
         load_adapters(context, editor)
-        conditions = read_conditions(context)
         with profiling(editor, shown=profile, trace=trace) as layers:
             editor.generate(
                 prompt,
@@ -174,13 +174,13 @@ def edit(
         context.with_resource(session_folder.lock(session))
     opened = _read_source(context)
     place, areas = edit_areas(context, opened)
+    areas |= read_conditions(context)
     from fisedit.integrations.mask_providers import ALPHA
 
     opened = _opaque(opened) if opened is not None and detect == ALPHA else opened
     with console.progress("Editing") as on_step:
         editor = _open_editor(context, opened, place, on_step)
         notes = _notes(context, editor, opened)
-        areas |= read_conditions(context)
         with profiling(editor, shown=profile, trace=trace) as layers:
             _edit(context, editor, areas, on_step)
     if preview:

@@ -108,7 +108,9 @@ def check_prompt(context: typer.Context) -> None:
         raise InputError("--control canny is of a --picture, got none; give a control picture's file")
     check_marks(context)
     if context.params["extend"] is not None:
-        parse_sides("extend", context.params["extend"], int)
+        from fisedit import Region
+
+        Region.border(*parse_sides("extend", context.params["extend"], int))
 
 
 def check_output_size(context: typer.Context, size: tuple[int, int]) -> None:

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from fisedit.storage.images import DecodedImage
 
 
-_SETTINGS = ("seed", "negative_prompt", "num_inference_steps", "guidance_scale", "scheduler", "clip_skip")
+_SETTINGS = {
+    "seed": 0,
+    "negative_prompt": "",
+    "num_inference_steps": 25,
+    "guidance_scale": 7.5,
+    "scheduler": "ddim",
+    "clip_skip": 0,
+}
+"""Settings of a picture, and what counts for commands without such an option."""
+
 _SIDE = 512
 _REGIONS = ("region", "regions")
 """Options that name a file of JSON, which may name masks."""
@@ -73,7 +82,7 @@ def _masks_named(value: object) -> list[str]:
 
 
 def check_settings(context: typer.Context) -> None:
-    """Check what a picture is made with before a model is loaded.
+    """Check what a picture is made and edited with before a model is loaded.
 
     Raises:
         PromptError: a prompt that says nothing. InputError: another value out of range.
@@ -81,10 +90,38 @@ def check_settings(context: typer.Context) -> None:
     from fisedit.values import check_prompt, make_generation_config
 
     given = context.params
-    size = {name: given[name] or _SIDE for name in ("width", "height")}
-    make_generation_config("-", **{name: given[name] for name in _SETTINGS}, **size)
+    settings = {name: given.get(name, usual) for name, usual in _SETTINGS.items()}
+    size = {name: given.get(name) or _SIDE for name in ("width", "height")}
+    inversion = given["inversion"] if given.get("picture") else None
+    config = make_generation_config("-", **settings, **size, inversion=inversion)
     if given["prompt"] is not None:
         check_prompt(given["prompt"])
+    opt.parse_adapters(given)
+    _check_edit(context, config.num_timesteps)
+
+
+def _check_edit(context: typer.Context, timesteps: int) -> None:
+    """Check the options of an edit that a command has. Raises InputError.
+
+    Args:
+        context: of the command.
+        timesteps: of its source, if that is made with the command's own settings.
+    """
+    from fisedit.storage.canvas import MAX_CONTEXT
+    from fisedit.values import STEPS, check_quality, check_seed, check_structure, first_step
+
+    given = context.params
+    if "quality" in given:
+        check_quality(given["quality"])
+    if "strength" not in given:
+        return
+    has_own = "num_inference_steps" in options_given(context) or given["picture"] or given["source_prompt"]
+    first_step(given["strength"], timesteps if has_own else 2 * STEPS[1])
+    check_structure(given["structure"])
+    if given["edit_seed"] is not None:
+        check_seed(given["edit_seed"])
+    if not 0 <= given["context_ratio"] <= MAX_CONTEXT:
+        raise InputError(f"--context must be in [0, {MAX_CONTEXT:g}], got {given['context_ratio']:g}")
 
 
 def load_adapters(context: typer.Context, editor: Editor) -> None:

@@ -68,14 +68,15 @@ def marked_region(context: typer.Context) -> Region | None:
 
 def _detected(context: typer.Context, picture: Image) -> Region:
     """What --detect finds in a picture, all of it or the --instance alone."""
-    from fisedit.integrations.mask_providers import ALL, find, open_provider, union_of
+    from fisedit.integrations.mask_providers import ALL, check_choice, find, open_provider, union_of
     from fisedit.storage.canvas import to_editable
 
     given = context.params
     threshold, labels = given["threshold"], given["label"] or ()
-    provider = open_provider(given["detect"], threshold=threshold, local_files_only=given["local_files_only"])
     path, instance = given["picture"] or given["origin"], given["instance"]
     which = ALL if instance is None or given["word"] else str(instance)
+    check_choice(threshold, which)
+    provider = open_provider(given["detect"], threshold=threshold, local_files_only=given["local_files_only"])
     pixels = to_editable(picture)
     return union_of(find(provider, pixels, path.name, labels=labels, threshold=threshold, instance=which), labels)
 

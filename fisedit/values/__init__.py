@@ -29,7 +29,15 @@ from fisedit.values.edit_mask import (
     entry_steps,
     soft_levels,
 )
-from fisedit.values.edit_run import EditRun, EditStats, Quality, check_quality, first_step, strength_for_start
+from fisedit.values.edit_run import (
+    EditRun,
+    EditStats,
+    Quality,
+    check_quality,
+    check_structure,
+    first_step,
+    strength_for_start,
+)
 from fisedit.values.generation_config import (
     CLIP_SKIPS,
     CONTROL,
@@ -104,6 +112,7 @@ __all__ = [
     "check_quality",
     "check_scale",
     "check_seed",
+    "check_structure",
     "config_to_dict",
     "copy_on_read",
     "entry_steps",

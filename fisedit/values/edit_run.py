@@ -122,6 +122,12 @@ def strength_for_start(start: int, steps: int) -> float:
     return strength if int(steps * strength) == steps - start else nextafter(strength, 1.0)
 
 
+def check_structure(structure: float) -> None:
+    """Raise InputError for a share of injected attention that is not in [0, 1]."""
+    if not (isinstance(structure, int | float) and 0 <= structure <= 1):
+        raise InputError(f"structure must be in [0, 1], got {as_text(structure)}")
+
+
 def check_quality(quality: str) -> Quality:
     """The quality of that name. Raises InputError for another one."""
     if not isinstance(quality, str) or quality not in tuple(Quality):

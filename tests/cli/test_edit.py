@@ -293,6 +293,36 @@ class TestRefused:
         assert files(tmp_path) == before | {"several.json": (tmp_path / "several.json").read_bytes()}
 
     @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--quality", "best"), "quality must be one of fast, balanced, close, got 'best'"),
+            (("--strength", "1.5"), "strength must be in (0, 1], got 1.5"),
+            (("--strength", "0.01"), "strength must leave a step of 25 to run, got 0.01"),
+            (("--structure", "2"), "structure must be in [0, 1], got 2"),
+            (("--edit-seed", "-1"), "seed must be a whole number"),
+            (("--context", "9"), "--context must be in [0, 8], got 9"),
+            (("--inversion", "none"), "inversion must be one of"),
+            (("--adapter", "a", "--adapter-scale", "99"), "scale must be a number in [-10, 10], got 99"),
+            (("--adapter", "a", "--reference", "none.png"), "none.png: no such file"),
+            (("--adapter", "a", "--control", "none.png"), "none.png: no such file"),
+            (("--adapter", "a", "--drive", "none.json"), "poses must be JSON or CSV, got none.json"),
+            (("--detect", "./nowhere", "--threshold", "2"), "threshold must be in [0, 1], got 2"),
+        ],
+    )
+    def test_values_out_of_range(self, fisedit, tmp_path, options, why):
+        scene().save(tmp_path / "mine.png")
+        run = fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere", *options)
+        run.refused("input", why)
+        if options[2:3] in (("--reference",), ("--drive",)):
+            fisedit("generate", BEFORE, "--model", "./nowhere", *options).refused("input", why)
+
+    def test_widths_out_of_range(self, fisedit, tmp_path):
+        scene().save(tmp_path / "mine.png")
+        begin = ("edit", "--picture", "mine.png", "--model", "./nowhere")
+        for sides in ("0,0,0,0", "-8,0,0,0"):
+            fisedit(*begin, f"--extend={sides}").refused("input", "a border must be pixels", "not all 0")
+
+    @pytest.mark.parametrize(
         ("width", "options"),
         [(16_384, ("--prompt", AFTER)), (16_380, ("--extend", "0,0,8,0"))],
     )

@@ -153,7 +153,7 @@ def test_poses_that_are_none(tmp_path, text, name, message):
     assert message in str(refused.value)
 
 
-def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
+def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path, monkeypatch):
     driven().refused("input", "give a --mask, --box, --point, --word or --region, got none; it says what moves")
     driven(*BOX, "--output", "clip.avi").refused("input", "a clip must end in .webp, .png, .gif, .mp4")
     driven(*BOX, "--fps", "0").refused("input", "frames per second must be 0.1 to 60 in .webp, got 0")
@@ -168,6 +168,10 @@ def test_bad_options_are_one_line_before_any_work(driven, fisedit, tmp_path):
     driven("--region", "r.json").refused("input", "output must not be an input, got clip.webp")
     (tmp_path / "r.json").unlink()
     driven(*BOX, poses="none.csv").refused("input", "poses must be JSON or CSV, got none.csv")
+    monkeypatch.setattr(Editor, "from_pretrained", None)
+    driven(*BOX, "--quality", "best").refused("input", "quality must be one of fast, balanced, close, got 'best'")
+    driven(*BOX, "--num-inference-steps", "0").refused("input", "num_inference_steps must be")
+    driven(*BOX, "--adapter-scale", "99").refused("input", "scale must be a number in [-10, 10], got 99")
     fisedit("drive", "source.png", "poses.csv", *BOX).refused("input", "give an --adapter that reads poses")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["poses.csv", "source.png"]
 
