@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 from fisedit.batch.input_tables import EditRow, read_captions, read_edits
 from fisedit.batch.values import BatchItem, BatchJob, OutputFormat
@@ -23,6 +25,7 @@ _UNREADABLE = (".psd", ".eps", ".svg", ".pdf", ".heic", ".avif", ".jxl", ".ico",
 
 _FORMAT_OF = {".png": OutputFormat.PNG, ".jpg": OutputFormat.JPG, ".jpeg": OutputFormat.JPG, ".webp": OutputFormat.WEBP}
 _MAX_SIDECAR_BYTES = 1 << 16
+_Names: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ def plan_batch(job: BatchJob) -> BatchPlan:
     if unused := sorted(set(captions) - {row.image for row in rows}):
         notes.append(f"captions for pictures that are not edited: {len(unused)}, such as {unused[0]}")
     outputs = _name_outputs(rows, job.format)
-    items = [_make_item(job, row, output, captions) for row, output in zip(rows, outputs, strict=True)]
+    names = cache(_names_by_stem)
+    items = [_make_item(job, row, output, captions, names) for row, output in zip(rows, outputs, strict=True)]
+    notes += _mask_notes(job, items)
     return BatchPlan(tuple(_mark_conflicts(items)), tuple(notes))
 
 
@@ -137,13 +142,15 @@ def _suffix(image: str, kind: OutputFormat) -> str:
     return own if _FORMAT_OF.get(own.lower()) is kind else f".{kind}"
 
 
-def _make_item(job: BatchJob, row: EditRow, output: str, captions: dict[str, str]) -> BatchItem:
+def _make_item(
+    job: BatchJob, row: EditRow, output: str, captions: dict[str, str], names: Callable[[Path], _Names]
+) -> BatchItem:
     picture = job.folder / row.image
     problem = _file_problem(picture, "picture")
     if not problem and PurePosixPath(output).suffix.lower() not in IMAGE_FORMATS:
         problem = f"output must end in {', '.join(IMAGE_FORMATS)}, got {output}"
-    source, source_problem = _source_prompt(job, row, captions)
-    mask = _mask_path(job, row)
+    source, source_problem = _source_prompt(job, row, captions, names)
+    mask = _mask_path(job, row, names)
     problem = problem or source_problem or (_file_problem(mask, "mask") if mask else "")
     prompt = row.prompt.replace("{source}", source or "")
     if not problem and not source and "{source}" in row.prompt:
@@ -165,14 +172,17 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
-def _source_prompt(job: BatchJob, row: EditRow, captions: dict[str, str]) -> tuple[str | None, str]:
+def _source_prompt(
+    job: BatchJob, row: EditRow, captions: dict[str, str], names: Callable[[Path], _Names]
+) -> tuple[str | None, str]:
     """The source prompt of an image, None if it has none; and the problem with it, or ""."""
     if prompt := row.source_prompt or job.source_prompt:
         return prompt, ""
     if job.captions:
         missing = "" if row.image in captions else f"{job.captions.name} has no caption for it"
         return captions.get(row.image), missing
-    return _read_sidecar((job.folder / row.image).with_suffix(".txt"))
+    path = _find_beside(job.folder / row.image, (".txt",), names)
+    return (None, "") if path is None else _read_sidecar(path)
 
 
 def _read_sidecar(path: Path) -> tuple[str | None, str]:
@@ -194,14 +204,46 @@ def _read_sidecar(path: Path) -> tuple[str | None, str]:
     return prompt, ""
 
 
-def _mask_path(job: BatchJob, row: EditRow) -> Path | None:
+def _mask_path(job: BatchJob, row: EditRow, names: Callable[[Path], _Names]) -> Path | None:
     """The row's own mask, or one in the folder of masks with the image's name and any suffix."""
     if row.mask:
         return (job.masks or job.folder) / row.mask
     if job.masks is None:
         return None
     path = job.masks / row.image
-    return next((path for path in (path, *map(path.with_suffix, SUFFIXES)) if os.path.lexists(path)), None)
+    return path if os.path.lexists(path) else _find_beside(path, SUFFIXES, names)
+
+
+def _find_beside(path: Path, suffixes: Sequence[str], names: Callable[[Path], _Names]) -> Path | None:
+    """The file with a path's name but for the suffix, which is the first of these that is there, in any case."""
+    found = names(path.parent).get(path.stem, ())
+    with_suffixes = [name for suffix in suffixes for name in found if PurePosixPath(name).suffix.lower() == suffix]
+    return path.with_name(with_suffixes[0]) if with_suffixes else None
+
+
+def _names_by_stem(folder: Path) -> _Names:
+    """The names in a folder, by what they are without their suffix; none of one that cannot be listed."""
+    names = defaultdict[str, list[str]](list)
+    try:
+        found = sorted((path.name for path in folder.iterdir()), reverse=True)  # small letters before capitals
+    except OSError:
+        return {}
+    for name in found:
+        names[PurePosixPath(name).stem].append(name)
+    return names
+
+
+def _mask_notes(job: BatchJob, items: Sequence[BatchItem]) -> Iterator[str]:
+    """Remarks on pictures and masks that have no counterpart."""
+    if job.masks is None:
+        return
+    if bare := sorted({item.name for item in items} - {item.name for item in items if item.mask}):
+        yield f"pictures without a mask: {len(bare)}, such as {bare[0]}; the changed words decide there"
+    folders = [*os.walk(job.masks)] if job.recursive else [*islice(os.walk(job.masks), 1)]
+    found = {Path(root, name) for root, _, names in folders for name in names if name.lower().endswith(SUFFIXES)}
+    unused = [path for path in found - {item.mask for item in items} if not path.name.startswith(".")]
+    if unused:
+        yield f"masks that fit no picture: {len(unused)}, such as {min(unused).relative_to(job.masks)}"
 
 
 def _mark_conflicts(items: Sequence[BatchItem]) -> Iterator[BatchItem]:

@@ -217,6 +217,22 @@ class TestTables:
             job = BatchJob(tmp_path / "in", tmp_path / "out", edits=tmp_path / "e.jsonl", masks=masks)
             assert [item.mask for item in plan_batch(job).items] == [tmp_path / folder / "half.png"]
 
+    def test_suffixes_of_masks_and_texts_in_capitals(self, tmp_path):
+        """As those of pictures; what has no counterpart is told."""
+        for name in ("a.PNG", "b.jpg", "c.png", "d.png", "e.png"):
+            picture(tmp_path / "in" / name)
+        for name in ("a.png", "b.TIFF", "c.Png", "c.png", "f.png", "deep/g.png"):
+            half(tmp_path / "masks" / name)
+        (tmp_path / "masks/notes.txt").touch()
+        (tmp_path / "in/a.TXT").write_text(BEFORE)
+        plan = plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", AFTER, masks=tmp_path / "masks"))
+        assert [item.mask and item.mask.name for item in plan.items] == ["a.png", "b.TIFF", "c.png", None, None]
+        assert [item.source_prompt for item in plan.items] == [BEFORE, None, None, None, None]
+        assert plan.notes == (
+            "pictures without a mask: 2, such as d.png; the changed words decide there",
+            "masks that fit no picture: 2, such as c.Png",
+        )
+
     def test_captions_missing_and_too_many(self, batch, tmp_path):
         pictures(tmp_path / "in", 2)
         (tmp_path / "c.csv").write_text(f"image,caption\n0.png,{BEFORE}\n9.png,x\n")
