@@ -184,7 +184,7 @@ def edit(
         with profiling(editor, shown=profile, trace=trace) as layers:
             _edit(context, editor, areas, on_step)
     if preview:
-        _show_preview(editor, editor.preview(prompt, **areas), output, json=json)
+        _show_preview(editor, editor.preview(prompt, **areas), output, notes, json=json)
         return
     notes += editor.write(output, metadata=metadata)
     if session is not None:
@@ -304,8 +304,8 @@ def _changes(context: typer.Context) -> dict[str, Any]:
     return {name: context.params[name] for name in (*CONFIG, "inversion") if name in options_given(context)}
 
 
-def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -> None:
-    """Write the current image with the mask over it, and print the costs of the edit."""
+def _show_preview(editor: Editor, found: Preview, output: Path, notes: tuple[str, ...], *, json: bool) -> None:
+    """Write the current image with the mask over it, and print the costs of the edit, and notes."""
     from PIL import Image
 
     from fisedit.storage.contact_sheet import overlay
@@ -314,7 +314,7 @@ def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -
 
     now = editor.current
     inside = cell_pixels(found.mask.grid, now.size, now.config.crop)
-    write_image(overlay(now.image, Image.fromarray(inside).convert("L")), output)
+    notes += found.notes + write_image(overlay(now.image, Image.fromarray(inside).convert("L")), output)
     values = {
         "change": str(found.diff),
         "area": float(inside.mean()),
@@ -326,9 +326,9 @@ def _show_preview(editor: Editor, found: Preview, output: Path, *, json: bool) -
         "nothing": found.nothing,
     }
     if json:
-        console.show_json(values | {"notes": found.notes, "output": output})
+        console.show_json(values | {"notes": notes, "output": output})
     else:
         console.show_rows([values])
-        for note in found.notes:
+        for note in notes:
             typer.echo(f"note: {note}")
         typer.echo(f"Written: {output}")

@@ -39,11 +39,15 @@ _NO_USE = {
     "erase": ("preview", "structure", "strength", "reference", "control", "drive", "adapter", "regions", "extend"),
     "extend": (
         *("preview", "structure", "strength", "reference", "control", "drive", "adapter", "inversion", "context_ratio"),
-        *("regions", "protect", "grow", "instance", *_MARKS),
+        *("regions", "protect", "grow", "instance", "mask_method", "probe_steps", *_MARKS),
     ),
-    "regions": ("protect", "grow", "instance", *_MARKS),
+    "regions": ("protect", "grow", "instance", "mask_method", "probe_steps", *_MARKS),
+    "preview": ("profile", "trace", "features"),
 }
-"""Options for another way to edit -> those that it has no use for."""
+"""Options -> those that they have no use for."""
+
+_WAYS = {"prompt", "erase", "extend", "regions"}
+"""Options of which one says how to edit."""
 
 
 def check_new(context: typer.Context) -> None:
@@ -72,17 +76,17 @@ def check_source(context: typer.Context) -> None:
         )
     inapplicable = [name for name in (*CONFIG, "model", "vae") if name in explicit]
     if "origin" in explicit:
-        if inapplicable := [name for name in ("caption_model", "vae") if name in explicit]:
-            option = f"--{inapplicable[0].replace('_', '-')}"
+        if inapplicable := [name for name in ("caption_model", "vae", "context_ratio") if name in explicit]:
+            option = _option(inapplicable[0])
             raise InputError(f"a picture says itself how it was made; leave {option} out, or give it as --picture")
     elif "picture" not in explicit:
         if "session" in explicit and inapplicable:
             raise InputError(
                 f"a session has its own {', '.join(inapplicable)}; leave that out, or start from --source-prompt"
             )
-        inapplicable = [name for name in ("caption_model", "inversion") if name in explicit]
+        inapplicable = [name for name in ("caption_model", "inversion", "context_ratio") if name in explicit]
         if inapplicable:
-            raise InputError(f"{', '.join(inapplicable)} is for a --picture; give one, or leave that out")
+            raise InputError(f"{_option(inapplicable[0])} is for a --picture; give one, or leave that out")
     elif {"source_prompt", "caption_model"} <= explicit:
         raise InputError("give --source-prompt or --caption-model, got both; the first says what the picture shows")
     elif "scheduler" in explicit:
@@ -94,14 +98,13 @@ def check_source(context: typer.Context) -> None:
 def check_prompt(context: typer.Context) -> None:
     """Check that there are words, or another way to edit and nothing that it has no use for."""
     explicit = options_given(context)
-    if not {"prompt", *_NO_USE} & explicit:
+    if not _WAYS & explicit:
         raise InputError(
             "give a --prompt, or --erase what a --mask, --box, --point, --detect, --word or --region marks; got none"
         )
     for option, without in _NO_USE.items():
         if option in explicit and (inapplicable := [name for name in without if name in explicit]):
-            name = inapplicable[0].removesuffix("_ratio").replace("_", "-")
-            raise InputError(f"--{option} has no use for --{name}; leave it out")
+            raise InputError(f"--{option} has no use for {_option(inapplicable[0])}; leave it out")
     if "erase" in explicit and not set(_MARKS) & explicit:
         raise InputError("--erase needs a --mask, --box, --point, --detect, --word or --region, got none; give one")
     if is_canny(context.params["control"]) and "picture" not in explicit:
@@ -111,6 +114,11 @@ def check_prompt(context: typer.Context) -> None:
         from fisedit import Region
 
         Region.border(*parse_sides("extend", context.params["extend"], int))
+
+
+def _option(name: str) -> str:
+    """A parameter's option as it is typed."""
+    return f"--{name.removesuffix('_ratio').replace('_', '-')}"
 
 
 def check_output_size(context: typer.Context, size: tuple[int, int]) -> None:

@@ -38,6 +38,10 @@ def check_marks(context: typer.Context) -> None:
     explicit = options_given(context)
     if "instance" in explicit and {"mask", "box", "point", "region"} & explicit and not {"word", "detect"} & explicit:
         raise InputError("--instance is of what words find, got a mask, box, point or region; leave it out")
+    of_words = [name for name in ("mask_method", "probe_steps") if name in explicit]
+    if of_words and {"mask", "box", "point", "detect", "region"} & explicit and "word" not in explicit:
+        option = of_words[0].replace("_", "-")
+        raise InputError(f"--{option} is of what words find, got a mask, box, point, region or --detect; leave it out")
     if "detect" in explicit and not {"picture", "origin"} & explicit:
         raise InputError("--detect is of a --picture or --from, got none; give one")
     if {"label", "threshold"} & explicit and "detect" not in explicit:

@@ -227,6 +227,8 @@ class TestEdit:
         )
         assert json.loads(run.out)["notes"] == ["animated: the first of 2 frames was edited"]
         assert np.array_equal(np.asarray(Image.open(tmp_path / "edit.png")), np.asarray(frames[0]))
+        run = fisedit(*("edit", "--picture", "mine.webp", "--prompt", AFTER, "--model", model), *QUICK, "--preview")
+        assert "note: animated: the first of 2 frames was edited" in run.out
 
 
 def png() -> bytes:
@@ -331,9 +333,31 @@ class TestRefused:
         run = fisedit("edit", "--picture", "mine.png", *options, "--model", "./nowhere", "--output", "new.webp")
         run.refused("input", "a .webp has at most 16383 pixels a side", "write a .png")
 
-    @pytest.mark.parametrize("option", [("--inversion", "ddpm"), ("--caption-model", "blip")])
+    @pytest.mark.parametrize("option", [("--inversion", "ddpm"), ("--caption-model", "blip"), ("--context", "1")])
     def test_what_goes_with_a_picture_alone(self, fisedit, option):
-        fisedit("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *option).refused("input", "is for a --picture")
+        edit = ("edit", "--source-prompt", BEFORE, "--prompt", AFTER, "--model", "./nowhere", *option)
+        fisedit(*edit).refused("input", f"{option[0]} is for a --picture")
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--box", "0,0,8,8", "--mask-method", "cross"), "--mask-method is of what words find"),
+            (("--region", "r.json", "--probe-steps", "1"), "--probe-steps is of what words find"),
+            (("--preview", "--profile"), "--preview has no use for --profile"),
+            (("--preview", "--trace", "t.json"), "--preview has no use for --trace"),
+            (("--preview", "--features", "--session", "s"), "--preview has no use for --features"),
+        ],
+    )
+    def test_options_without_use(self, fisedit, tmp_path, options, why):
+        scene().save(tmp_path / "mine.png")
+        (tmp_path / "r.json").write_text('{"everywhere": true}')
+        edit = ("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere", *options)
+        fisedit(*edit).refused("input", why, "leave it out")
+
+    def test_a_picture_made_again_has_no_context(self, fisedit, tmp_path):
+        scene().save(tmp_path / "mine.png")
+        edit = ("edit", "--from", "mine.png", "--prompt", AFTER, "--model", "./nowhere", "--context", "1")
+        fisedit(*edit).refused("input", "leave --context out")
 
     def test_two_sources(self, fisedit):
         fisedit("edit", "--source-prompt", BEFORE, "--session", "s", "--prompt", AFTER).refused("input", "give one of")
