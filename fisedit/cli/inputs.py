@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import is_canny
 from fisedit.cli import options as opt
 from fisedit.errors import InputError
+from fisedit.storage.files import check_plain_file
 
 if TYPE_CHECKING:
     import typer
@@ -49,7 +50,10 @@ def read_image(path: Path | None) -> DecodedImage | None:
 def read_json(option: str, path: Path) -> object:
     """The value of an option's file of JSON. Raises InputError, which names the option."""
     try:
+        check_plain_file(f"--{option}", path)
         return loads(path.read_bytes())
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"--{option} must be a file of JSON, got {path} ({why:.120})") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import InputError
+from fisedit.storage.files import check_plain_file
 from fisedit.values.drive import POSE, Drive
 
 MAX_FRAMES = 2_000
@@ -42,6 +43,7 @@ def read_drives(path: Path) -> tuple[Drive, ...]:
 
 
 def _read_text(path: Path) -> str:
+    check_plain_file("poses", path)
     if path.stat().st_size > _MAX_BYTES:
         raise InputError(f"poses must have at most {_MAX_BYTES // 1_000_000} MB, got {path}")
     return path.read_text(encoding="utf-8-sig")

@@ -32,6 +32,20 @@ _MAX_STEM_LETTERS = 40
 """Letters of a file's name in the name of its unfinished copy."""
 
 
+def check_plain_file(what: str, path: Path) -> None:
+    """Check that a path to read is no pipe, device or folder, which may have no end; one that is missing passes.
+
+    Args:
+        what: The name of the file in errors.
+        path: The file.
+
+    Raises:
+        InputError: It is one of them.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{what} must be a plain file, got {path}")
+
+
 def check_image_path(path: Path, *inputs: Path | None) -> Path:
     """Check, before any work, that an image can be written to a path.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from io import BytesIO
@@ -358,6 +359,16 @@ class TestRefused:
         scene().save(tmp_path / "mine.png")
         edit = ("edit", "--from", "mine.png", "--prompt", AFTER, "--model", "./nowhere", "--context", "1")
         fisedit(*edit).refused("input", "leave --context out")
+
+    @pytest.mark.parametrize("option", ["--region", "--regions", "--drive"])
+    @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+    def test_what_has_no_end_is_not_read(self, fisedit, tmp_path, option, kind):
+        scene().save(tmp_path / "mine.png")
+        path = tmp_path / "given.json"
+        {"pipe": os.mkfifo, "device": lambda at: at.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+        words = () if option == "--regions" else ("--prompt", AFTER)
+        edit = ("edit", "--picture", "mine.png", *words, "--model", "./nowhere", option, "given.json")
+        fisedit(*edit).refused("input", "must be a plain file, got given.json")
 
     def test_two_sources(self, fisedit):
         fisedit("edit", "--source-prompt", BEFORE, "--session", "s", "--prompt", AFTER).refused("input", "give one of")
