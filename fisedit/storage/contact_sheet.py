@@ -1,4 +1,4 @@
-"""Images for reports: a mask over an image, and a captioned row of images. Knows Pillow only."""
+"""Images for reports: a mask over an image, and a captioned row of images. Knows Pillow and canvases, no files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from collections.abc import Sequence
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from PIL.Image import Resampling
 
+from fisedit.storage.canvas import to_editable, to_srgb
+
 _TINT = (255, 64, 96)
 _BACKGROUND, _TEXT = (252, 252, 250), (32, 32, 36)
 _SIDE, _GAP, _LINE = 288, 16, 20
 
 
 def overlay(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """Draw a mask over an image: the area inside is tinted and outlined.
+    """Draw a mask over an image as a screen shows it: the area inside is tinted and outlined.
 
     Args:
-        image: The image before the edit.
+        image: The image before the edit, upright, of any mode.
         mask: Mode "L", of the same size, 255 inside and 0 outside.
+
+    Returns:
+        RGB in sRGB; what is clear is white.
     """
-    tinted = Image.blend(image.convert("RGB"), Image.new("RGB", image.size, _TINT), 0.4)
-    shown = Image.composite(tinted, image.convert("RGB"), mask)
+    colours = to_srgb(to_editable(image), alpha=False)
+    tinted = Image.blend(colours, Image.new("RGB", image.size, _TINT), 0.4)
+    shown = Image.composite(tinted, colours, mask)
     outline = ImageChops.subtract(mask, mask.filter(ImageFilter.MinFilter(3)))
     shown.paste(_TINT, mask=outline)
     return shown
