@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from fisedit.batch.values import BatchAdapters, BatchJob, BatchSettings, ExecutorKind, OnError, OutputFormat
+from fisedit.batch.values import BatchAdapters, BatchJob, BatchSettings, ExecutorKind, ItemStatus, OnError, OutputFormat
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
@@ -116,8 +116,9 @@ def batch(
     from fisedit.batch.runner import preview_batch, run_batch
 
     if dry_run:
-        console.show_plan(preview_batch(job, settings), json=json)
-        return
+        plan = preview_batch(job, settings)
+        console.show_plan(plan, json=json)
+        raise typer.Exit(int(plan.counts[ItemStatus.FAILED] > 0))
     with console.progress("Editing") as on_step:
         outcome = run_batch(job, settings, workers=workers, on_error=on_error, on_step=on_step, executor=executor)
     try:

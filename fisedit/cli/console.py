@@ -19,6 +19,8 @@ from fisedit.batch.values import ItemStatus, one_line
 from fisedit.errors import Cancelled, FisEditError, InputError, ModelError, SessionError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fisedit.batch.values import BatchOutcome, ItemRecord
     from fisedit.history import EditResult
     from fisedit.storage.image_metadata import Metadata
@@ -43,6 +45,8 @@ _MAX_NOTES = 5
 """Kinds of notes of pictures that are printed, the most common first."""
 
 _MAX_FAILURES = 20
+_MAX_WIDTH = 10_000
+"""Letters of a table's line where that is not folded."""
 
 
 def print_error(error: BaseException) -> int:
@@ -143,16 +147,12 @@ def result_to_dict(result: EditResult) -> dict[str, Any]:
 
 def show_rows(rows: Sequence[Mapping[str, object]]) -> None:
     """Print a table of rows that share their keys, at its full width."""
-    from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    console = Console()
-    width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    Console(width=max(console.width, width)).print(table, crop=False)
+    _print_in_full(table)
 
 
 def show_costs(results: Sequence[EditResult]) -> None:
@@ -242,6 +242,7 @@ def _outcome_to_dict(outcome: BatchOutcome) -> dict[str, Any]:
             "output": record.item.output,
             "prompt": record.item.prompt,
             "source_prompt": record.item.source_prompt,
+            "mask": record.item.mask,
             "status": record.status,
             "reason": record.reason,
             "change": record.change,
@@ -263,15 +264,31 @@ def _planned_action(record: ItemRecord) -> str:
 
 
 def _show_texts(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table of untrusted texts, without markup and control characters."""
+    """Print a table of untrusted texts, without markup and control characters; no text is cut.
+
+    On a terminal long texts are folded, elsewhere a row is a line.
+    """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*head)
+    table = Table(*(Column(name, overflow="fold") for name in head))
     for row in rows:
         table.add_row(*(Text(one_line(str(cell))) for cell in row))
-    Console().print(table)
+    if (console := Console()).is_terminal:
+        console.print(table)
+    else:
+        _print_in_full(table)
+
+
+def _print_in_full(table: Table) -> None:
+    """Print a table at its full width."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    width = Measurement.get(console, console.options.update(max_width=_MAX_WIDTH), table).maximum
+    Console(width=max(console.width, width)).print(table, crop=False)
 
 
 def _show_notes(notes: Sequence[str]) -> None:

@@ -313,7 +313,9 @@ Executors = Annotated[
 ]
 OnFailure = Annotated[OnError, Option("--on-error", help="Whether to go on after a picture that cannot be edited.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace files in OUT that no batch wrote.")]
-DryRun = Annotated[bool, Option("--dry-run", help="Print what would be done; write nothing.")]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Print what would be done; write nothing. Status 1 tells that a picture cannot be.")
+]
 Report = Annotated[Path | None, Option(help="HTML page to write: before, after, mask and remarks of every picture.")]
 Timeout = Annotated[float, Option(help="Seconds that one picture may take.")]
 Triples = Annotated[

@@ -114,10 +114,19 @@ class TestBeforeTheModelLoads:
         os.mkfifo(tmp_path / "in/pipe.png")
         before = sorted(tmp_path.rglob("*"))
         run = batch("in", "out", *SAID, "--dry-run", "--json")
-        assert (run.status, run.counts) == (0, {"left": 3, "failed": 1})
+        assert (run.status, run.counts) == (1, {"left": 3, "failed": 1})
         assert sorted(tmp_path.rglob("*")) == before
         shown = batch("in", "out", *SAID, "--dry-run").out
         assert "edit" in shown and "0.png" in shown
+
+    def test_a_dry_run_tells_all_of_every_item(self, batch, tmp_path):
+        name = f"{'x' * 200}.png"
+        picture(tmp_path / "in" / name)
+        half(tmp_path / "masks" / name)
+        run = batch("in", "out", *SAID, "--masks", "masks", "--dry-run", "--json")
+        assert run.status == 0 and [item["mask"] for item in run.told["items"]] == [f"masks/{name}"]
+        shown = batch("in", "out", *SAID, "--masks", "masks", "--dry-run").out
+        assert f" {name} " in shown and f" masks/{name} " in shown and "\u2026" not in shown
 
     def test_outputs_within_the_inputs_are_never_inputs(self, batch, tmp_path):
         pictures(tmp_path / "in", 1)
