@@ -103,13 +103,14 @@ class BatchAdapters:
             InputError: a file that is none, or no picture.
         """
         from fisedit.adapters.control_pictures import is_canny
+        from fisedit.storage.files import why_no_file
         from fisedit.storage.images import decode, read_bytes
 
         paths = {"reference": self.reference, "control": "" if is_canny(self.control) else self.control}
         pictures = {}
         for name, path in paths.items():
             if path and not Path(path).is_file():
-                raise InputError(f"{name} must be an image file, got {path}: no such file")
+                raise InputError(f"{name} must be an image file, got {path}: {why_no_file(Path(path))}")
             if path:
                 pictures[name] = decode(read_bytes(Path(path)), f"{name} {path}").image
         return pictures

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from itertools import pairwise
 
 import typer
 
@@ -65,14 +66,30 @@ def _check_unicode(arguments: list[str]) -> None:
             raise InputError(f"arguments must be UTF-8 text, got {argument!a}; rename or retype it") from error
 
 
+def _wrong_value(arguments: list[str], option: str, kind: str) -> str:
+    """The first value of an option that is no number of a kind, beside it or behind a "="."""
+    given = [value for name, value in pairwise(arguments) if name == option]
+    given += [each.removeprefix(f"{option}=") for each in arguments if each.startswith(f"{option}=")]
+    return next(
+        (value for value in given if not _is_number(value, int if kind == "integer" else float)), "something else"
+    )
+
+
+def _is_number(text: str, kind: type[int | float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _usage_line(error: typer.TyperException, arguments: list[str]) -> str:
     """What is wrong with the arguments, with the value that was given where typer leaves it out, and whose help to
     read."""
     line, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     if found := _NO_NUMBER.match(line):
         option, kind = found.groups()
-        given = arguments[arguments.index(option) + 1] if option in arguments[:-1] else "something else"
-        line = f"{option} must be a {_KINDS.get(kind, kind)}, got {given!r:.40}"
+        line = f"{option} must be a {_KINDS.get(kind, kind)}, got {_wrong_value(arguments, option, kind)!r:.40}"
     elif "unexpected extra argument" in line:
         line += "; put a prompt in quotes"
     return f"{line}{' See' if line.endswith('?') else '; see'} {context.command_path if context else 'fisedit'} --help"

@@ -12,6 +12,7 @@ from fisedit.cli import options as opt
 from fisedit.cli.inputs import check_settings, input_files, load_adapters, options_given, read_image
 from fisedit.cli.places import check_marks, chosen_region, marked_region
 from fisedit.errors import InputError
+from fisedit.storage.files import is_among
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,7 +64,7 @@ def drive(
     from fisedit.clips.drives import read_drives
     from fisedit.clips.render import render_frames, rendering, write_clip
 
-    opened, drives, look = read_image(source), read_drives(poses), read_image(reference)
+    opened, drives, look = read_image(source), read_drives(poses), read_image(reference, "reference")
     place = chosen_region(context, marked_region(context))
     assert opened is not None
     with rendering(output):
@@ -89,7 +90,7 @@ def _check(context: typer.Context) -> None:
         raise InputError("give an --adapter that reads poses, one of HelloMeme's control networks, got none")
     if not any(given[name] for name in ("mask", "box", "point", "region", "word")):
         raise InputError("give a --mask, --box, --point, --word or --region, got none; it says what moves")
-    if given["output"].resolve() in {path.resolve() for path in input_files(context)}:
+    if is_among(given["output"], input_files(context)):
         raise InputError(f"output must not be an input, got {given['output']} for both; choose another name")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import is_canny
 from fisedit.cli import options as opt
 from fisedit.errors import InputError
-from fisedit.storage.files import check_plain_file
+from fisedit.storage.files import check_plain_file, why_no_file
 
 if TYPE_CHECKING:
     import typer
@@ -36,15 +36,15 @@ _FILES = ("source", "poses", "picture", "origin", "mask", "protect", "detect", "
 """Options and arguments that name other files to read."""
 
 
-def read_image(path: Path | None) -> DecodedImage | None:
-    """Decode an image file; None stays None."""
+def read_image(path: Path | None, what: str = "picture") -> DecodedImage | None:
+    """Decode an image file; None stays None. Errors name the image as it is given."""
     if path is None:
         return None
     from fisedit.storage.images import decode, read_bytes
 
     if not path.is_file():
-        raise InputError(f"picture must be an image file, got {path}: no such file")
-    return decode(read_bytes(path), f"picture {path}")
+        raise InputError(f"{what} must be an image file, got {path}: {why_no_file(path)}")
+    return decode(read_bytes(path), f"{what} {path}")
 
 
 def read_json(option: str, path: Path) -> object:
@@ -145,7 +145,7 @@ def read_conditions(context: typer.Context) -> dict[str, Any]:
 
     given = context.params
     paths = {name: None if is_canny(given[name]) else given[name] for name in ("reference", "control")}
-    pictures = {name: read_image(path) for name, path in paths.items()}
+    pictures = {name: read_image(path, name) for name, path in paths.items()}
     found: dict[str, Any] = {name: picture.image if picture else None for name, picture in pictures.items()}
     if given["drive"] is None:
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import IO, TypeVar
@@ -62,9 +62,28 @@ def check_image_path(path: Path, *inputs: Path | None) -> Path:
     if path.suffix.lower() not in IMAGE_FORMATS:
         raise InputError(f"output must end in {', '.join(IMAGE_FORMATS)}, got {path}")
     check_file_path(path)
-    if any(given is not None and path.resolve() == given.resolve() for given in inputs):
+    if is_among(path, inputs):
         raise InputError(f"output must not be an input, got {path} for both; choose another name")
     return path
+
+
+def is_among(path: Path, others: Iterable[Path | None]) -> bool:
+    """Whether a path is that of another file, links followed as far as they lead; None is no file."""
+    return _real_path(path) in {_real_path(other) for other in others if other is not None}
+
+
+def _real_path(path: Path) -> str:
+    try:
+        return os.path.realpath(path)  # unlike `Path.resolve` takes links that lead in a circle
+    except ValueError:  # a name that no file can have
+        return os.path.abspath(path)  # noqa: PTH100 (the same for text)
+
+
+def why_no_file(path: Path) -> str:
+    """What a path is that is no plain file, in words."""
+    if path.is_dir():
+        return "a folder"
+    return "no plain file" if path.exists() else "no such file"
 
 
 def check_file_path(path: Path | None) -> None:
@@ -106,7 +125,7 @@ def check_trace_path(path: Path | None, *inputs: Path | None) -> None:
         InputError: Another suffix, the path is an input, or as `check_file_path`.
     """
     _check_suffix(path, "trace", (".json",))
-    if path is not None and any(given is not None and path.resolve() == given.resolve() for given in inputs):
+    if path is not None and is_among(path, inputs):
         raise InputError(f"trace must not be an input, got {path} for both; choose another name")
     if path is not None and path.name == SESSION_INDEX:
         raise InputError(f"trace must not be named as a session's index is, got {path}; choose another")

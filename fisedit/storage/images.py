@@ -24,7 +24,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_metadata
 from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_srgb, upright
-from fisedit.storage.files import IMAGE_FORMATS, write_file
+from fisedit.storage.files import IMAGE_FORMATS, why_no_file, write_file
 from fisedit.storage.image_metadata import Metadata
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
@@ -194,7 +194,7 @@ def read_mask(path: Path | None) -> Image.Image | None:
     if path is None:
         return None
     if not path.is_file():
-        raise MaskError(f"mask must be an image file, got {path}: no such file")
+        raise MaskError(f"mask must be an image file, got {path}: {why_no_file(path)}")
     return _upright_8_bit(decode(read_bytes(path), f"mask {path}", MaskError), f"mask {path}").convert("L")
 
 

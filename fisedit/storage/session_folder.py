@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from fisedit.errors import InputError, SessionError
-from fisedit.storage.files import SESSION_INDEX, check_writable
+from fisedit.storage.files import SESSION_INDEX, check_writable, is_among
 
 _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of network disks that cannot lock folders; there only the index's digest shows another writer."""
@@ -40,7 +40,7 @@ def check_outputs(folder: Path, *outputs: Path | None) -> None:
     """
     check_writable(folder)
     for output in outputs:
-        if output is not None and folder.resolve() in (output.parent.resolve(), output.resolve()):
+        if output is not None and is_among(folder, (output.parent, output)):
             raise InputError(f"output must not be in the session's folder, got {output}; choose another")
 
 

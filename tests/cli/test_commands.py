@@ -59,6 +59,11 @@ class TestUsage:
                 ["generate", "a cat", "--seed", "seven"],
                 "--seed must be a whole number, got 'seven'; see",
             ),
+            (["generate", "a cat", "--seed=abc"], "--seed must be a whole number, got 'abc'; see"),
+            (
+                ["generate", "a cat", "--adapter-scale", "1", "--adapter-scale", "high"],
+                "--adapter-scale must be a number, got 'high'; see",
+            ),
             (
                 ["edit", "--guidance-scale", "abc"],
                 "--guidance-scale must be a number, got 'abc'; see",
@@ -166,6 +171,16 @@ class TestBeforeTheModelLoads:
             *("edit", "--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png", "--output", "./mask.png")
         ).refused("input", "must not be an input")
         assert (tmp_path / "mask.png").read_bytes() == before
+
+    def test_links_in_a_circle(self, fisedit, tmp_path):
+        """As an output they are replaced, as inputs they lead to no file."""
+        for name in ("loop.png", "loop.json"):
+            (tmp_path / name).symlink_to(name)
+        nowhere = ("--model", "./nowhere")
+        fisedit("generate", "a cat", "--output", "loop.png", "--trace", "loop.json", *nowhere).refused("model")
+        fisedit("generate", "a cat", "--output", "loop.png", "--session", "s", *nowhere).refused("model")
+        edit = ("edit", "--source-prompt", BEFORE, "--prompt", AFTER, *nowhere)
+        fisedit(*edit, "--mask", "loop.png").refused("mask", "got loop.png: no such file")
 
     @pytest.mark.parametrize("content", [None, b"", b"no picture", b"%!PS-Adobe-3.0 EPSF-3.0\n"])
     def test_a_mask_that_is_no_image(self, fisedit, tmp_path, content):
@@ -425,7 +440,7 @@ class TestFiles:
 
     def test_a_pipe_is_never_opened(self, tmp_path):
         os.mkfifo(tmp_path / "mask.png")
-        with pytest.raises(MaskError, match="no such file"):
+        with pytest.raises(MaskError, match="no plain file"):
             images.read_mask(tmp_path / "mask.png")
 
 

@@ -261,6 +261,11 @@ class TestRefused:
             "input", "picture mine.png" if content is not None else "got mine.png", why
         )
 
+    def test_a_folder_is_no_picture(self, fisedit, tmp_path):
+        (tmp_path / "photos").mkdir()
+        edit = ("edit", "--picture", "photos", "--prompt", AFTER, "--model", "./nowhere")
+        fisedit(*edit).refused("input", "picture must be an image file, got photos: a folder")
+
     @pytest.mark.parametrize(
         ("options", "why"),
         [
@@ -306,8 +311,10 @@ class TestRefused:
             (("--context", "9"), "--context must be in [0, 8], got 9"),
             (("--inversion", "none"), "inversion must be one of"),
             (("--adapter", "a", "--adapter-scale", "99"), "scale must be a number in [-10, 10], got 99"),
-            (("--adapter", "a", "--reference", "none.png"), "none.png: no such file"),
-            (("--adapter", "a", "--control", "none.png"), "none.png: no such file"),
+            (("--adapter", "a", "--reference", "none.png"), "reference must be an image file, got none.png: no such"),
+            (("--adapter", "a", "--control", "none.png"), "control must be an image file, got none.png: no such file"),
+            (("--adapter", "a", "--control", "."), "control must be an image file, got .: a folder"),
+            (("--mask", "."), "mask must be an image file, got .: a folder"),
             (("--adapter", "a", "--drive", "none.json"), "poses must be JSON or CSV, got none.json"),
             (("--detect", "./nowhere", "--threshold", "2"), "threshold must be in [0, 1], got 2"),
         ],
@@ -315,7 +322,7 @@ class TestRefused:
     def test_values_out_of_range(self, fisedit, tmp_path, options, why):
         scene().save(tmp_path / "mine.png")
         run = fisedit("edit", "--picture", "mine.png", "--prompt", AFTER, "--model", "./nowhere", *options)
-        run.refused("input", why)
+        run.refused("mask" if "--mask" in options else "input", why)
         if options[2:3] in (("--reference",), ("--drive",)):
             fisedit("generate", BEFORE, "--model", "./nowhere", *options).refused("input", why)
 
