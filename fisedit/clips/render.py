@@ -7,6 +7,7 @@ that was stopped goes on with the frames that are there. Knows the editor and fi
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -28,7 +29,7 @@ from fisedit.masking.region import Region
 from fisedit.models.device import weights_digest
 from fisedit.sparse.modules import loras
 from fisedit.storage.canvas import to_editable, to_srgb
-from fisedit.storage.files import check_file_path, remove_partial, write_bytes, write_file
+from fisedit.storage.files import check_file_path, write_bytes, write_file
 from fisedit.storage.images import check_size, encode
 from fisedit.storage.session_folder import lock
 
@@ -46,6 +47,10 @@ _RATE = (0.1, 60.0)
 
 _MAX_PIXELS = 1_000_000_000
 """Of all frames of an animation, which are in memory when it is written."""
+
+
+_FRAME = re.compile(r"\d{5}-[0-9a-f]{16}\.png|\.\d{5}-[0-9a-f]{16}-\w*\.part")
+"""Names of frames, and of their unfinished copies; see `files.write_file`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +166,7 @@ def render_frames(
 
 
 def write_clip(frames: ClipFrames, path: Path, *, frames_per_second: float = 12.0) -> tuple[str, ...]:
-    """Write a clip, whole or not at all, and remove its frames.
+    """Write a clip, whole or not at all, and remove its frames, with those that stopped runs left.
 
     Args:
         frames: of it.
@@ -186,9 +191,17 @@ def write_clip(frames: ClipFrames, path: Path, *, frames_per_second: float = 12.
             notes.append("gif has 256 colours: pixels outside the region are near the source's, not the same")
     for each in frames.paths:
         each.unlink(missing_ok=True)
-    remove_partial(frames.folder, [each.name for each in frames.paths])
+    _remove_other_frames(frames.folder)
     _remove_empty(frames.folder)
     return tuple(notes)
+
+
+def _remove_other_frames(folder: Path) -> None:
+    """Remove frames that stopped runs with other options left, and unfinished ones, unless another run renders now."""
+    with suppress(SessionError), lock(folder):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if _FRAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def _remove_empty(folder: Path) -> None:
@@ -242,7 +255,8 @@ def _delays(count: int, rate: float, unit: int) -> list[int]:
 
 
 def _write_animation(paths: Iterable[Path], file: IO[bytes], kind: str, delays: list[int]) -> None:
-    """An animation that repeats; what the format can hold exactly, it does."""
+    """An animation that repeats; what can be seen is exact if the format can hold it. Clear pixels of an animated WebP
+    lose their colours."""
     first, *rest = map(_read, paths)
     exact: dict[str, Any] = {"lossless": True, "exact": True} if kind == "WEBP" else {}
     first.save(file, kind, save_all=True, append_images=rest, duration=delays, loop=0, **exact)

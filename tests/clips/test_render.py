@@ -116,8 +116,11 @@ def test_a_run_that_was_stopped_goes_on(pipelines, control, tmp_path):
     assert (
         render.render_frames(editor, drives, where, path, quality="fast").rendered == 3
     )  # other settings, other frames
+    unfinished, own = frames.folder / f".{frames.paths[0].stem}-ab_1.part", frames.folder / "notes.png"
+    unfinished.touch()
+    own.touch()
     render.write_clip(frames, path)
-    assert len(frames_of(path)) == 3 and len(list(frames.folder.iterdir())) == 3  # those of other settings
+    assert len(frames_of(path)) == 3 and list(frames.folder.iterdir()) == [own]  # none of other settings
 
 
 def poses(folder, text=POSES, name="poses.csv"):
