@@ -38,6 +38,7 @@ from fisedit.models.weight_files import read_json
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
+    from fisedit.integrations.mask_providers import MaskProvider
     from fisedit.values import EditScript, OnStep
 
 MAX_LOADED = 2
@@ -222,7 +223,9 @@ class ModelPool:
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
         self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
         offline = bool(loading.get("local_files_only"))
-        self.detector = None if detector is None else open_provider(str(detector), local_files_only=offline)
+        self.detector: MaskProvider | None = None
+        if detector is not None:  # which tells of things whatever their score is: requests name thresholds of their own
+            self.detector = open_provider(str(detector), threshold=0, local_files_only=offline)
         self.first = next(iter(self._models.values()))
         editor = self._load_first(loras)
         self.feature_bytes = editor.max_recorded_bytes

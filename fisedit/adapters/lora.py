@@ -64,10 +64,11 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
     file, scale = _file(expand_home(source)), check_scale(scale)
-    layers, name, loaded = _layers(file), _name(file), loaded_scales(pipe)
-    if name in loaded:
-        raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
+    layers, name = _layers(file), _name(file)
     with exclusive(*_parts(pipe)), quiet_loaders(), warnings.catch_warnings():
+        loaded = loaded_scales(pipe)
+        if name in loaded:
+            raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
         warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         try:
             pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)
@@ -111,7 +112,8 @@ def unload(pipe: StableDiffusionPipeline, name: str) -> None:
         pipe: that has it.
         name: of the LoRA, one of `loaded_scales`.
     """
-    _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)
+    with exclusive(*_parts(pipe)):
+        _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)
 
 
 def _take_out(pipe: StableDiffusionPipeline, remaining: Mapping[str, float], name: str) -> None:

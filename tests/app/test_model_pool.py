@@ -180,6 +180,13 @@ def test_models_that_cannot_be_offered(other, tmp_path):
         ModelPool(["demo", tmp_path])
 
 
+def test_a_detector_leaves_thresholds_to_requests(monkeypatch):
+    opened = []
+    monkeypatch.setattr("app.model_pool.open_provider", lambda *args, **options: opened.append((args, options)))
+    ModelPool(["demo"], detector="detr", local_files_only=True)
+    assert opened == [(("detr",), {"threshold": 0, "local_files_only": True})]
+
+
 # Coming back
 
 
