@@ -39,7 +39,7 @@ CHANNELS, WIDTH = 32, 128
 """Of the network's first conv, and of its tokens."""
 
 PLANS = {
-    "cpu": Plan(batch=12, seconds=1e9, steps=3000, learning_rate=1e-3, warmup=100, average=0.995, report_every=500),
+    "cpu": Plan(batch=12, seconds=1e9, steps=6000, learning_rate=1e-3, warmup=100, average=0.995, report_every=250),
     "cuda": Plan(batch=96, seconds=150, steps=3000, learning_rate=1e-3, warmup=100, average=0.995, report_every=1000),
 }
 _HEAD_WEIGHT = 3.0  # further weight of errors on the head
