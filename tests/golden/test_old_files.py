@@ -168,7 +168,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def printed(run: Run) -> dict[str, object]:
     """What a batch printed and how it ended, but for its seconds."""
     told = {"status": run.status} | untimed(json.loads(run.out))
-    for item in told["items"]:  # version 0.1.0 did not say which words a model does not know
+    for item in told["items"]:  # version 0.1.0 said neither which mask it took nor which words a model does not know
+        del item["mask"]
         item["notes"] = [note for note in item["notes"] if "it does not know" not in note]
     return told
 
