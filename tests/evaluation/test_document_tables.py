@@ -86,6 +86,13 @@ MEASURES = {
         "fisedit/storage/pages.py",
         "fisedit/storage/session_store.py",
     ),
+    "bench costs": (
+        *_ENGINE,
+        *(f"fisedit/evaluation/{name}.py" for name in ("cost_predictions", "timing", "workload")),
+        "fisedit/diagnosis/calibration.py",
+        "fisedit/masking/region.py",
+        "fisedit/planner.py",
+    ),
     "bench adapters": (
         *_ENGINE,
         *_REFERENCE,
