@@ -74,13 +74,7 @@ class RunEvents(PageEvents):
             prompt: what the picture should show.
             values: of the further `PageComponents.edit_inputs`.
         """
-
-        def edit(session: Session) -> Iterator[RunProgress]:
-            conditions, region = inputs.conditions_of(*values)
-            where = inputs.region(session, prompt, conditions, *region)
-            return handlers.edit(self.state, session, prompt, where, conditions)
-
-        yield from self._run(request, edit, prompt)
+        yield from self._edit(handlers.edit, request, prompt, *values)
 
     def on_vary(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Edit the current picture several times, each with other noise.
@@ -90,13 +84,7 @@ class RunEvents(PageEvents):
             prompt: what the picture should show.
             values: of the further `PageComponents.edit_inputs`.
         """
-
-        def vary(session: Session) -> Iterator[RunProgress]:
-            conditions, region = inputs.conditions_of(*values)
-            where = inputs.region(session, prompt, conditions, *region)
-            return variations.vary(self.state, session, prompt, where, conditions)
-
-        yield from self._run(request, vary, prompt)
+        yield from self._edit(variations.vary, request, prompt, *values)
 
     def on_erase(self, request: gr.Request, *values: Any) -> Iterator[Updates]:
         """Let what is around the painted area of the current picture grow into it.
@@ -172,6 +160,18 @@ class RunEvents(PageEvents):
         """
         self.session(request).stop()
         return {self.page.stop: gr.update(value="Stopping ...")}
+
+    def _edit(
+        self, begin: Callable[..., Iterator[RunProgress]], request: gr.Request, prompt: str, *values: Any
+    ) -> Iterator[Updates]:
+        """Show a run of an edit: `handlers.edit` or `variations.vary`; other arguments as in `on_edit`."""
+
+        def start(session: Session) -> Iterator[RunProgress]:
+            conditions, region = inputs.conditions_of(*values)
+            where = inputs.region(session, prompt, conditions, *region)
+            return begin(self.state, session, prompt, where, conditions)
+
+        yield from self._run(request, start, prompt)
 
     def _run(
         self,
