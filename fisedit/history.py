@@ -16,6 +16,8 @@ from fisedit.values import EditMask, EditRun, EditScript, EditStats, GenerationC
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit.values import BoolGrid
+
 
 @copy_on_read("image", "painted")
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,11 @@ class EditResult:
     def canvas(self) -> Image:
         """What the model painted: RGB, of the config's width and height."""
         return self.painted or self.image
+
+    @property
+    def latent_cells(self) -> BoolGrid:
+        """The cells [h, w] whose latents may differ from the parent's: of the mask without its rim."""
+        return self.mask.grid if self.run.rim is None else self.mask.grid & ~self.run.rim
 
     def changed_outside(self, parent: EditResult) -> int:
         """The number of pixels outside the mask that differ from the parent's; 0 if the engine is correct.

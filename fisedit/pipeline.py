@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fisedit.storage.pages import Page
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -70,9 +69,9 @@ class EditPipeline(Renderer):
         if pipe.scheduler is None:
             raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
         model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
-        if self._recorded_with not in (None, model):
-            self.cache = self.cache.emptied()
-            self.engine.references.forget()
+        if self._recorded_with != model:
+            self.cache = self.cache if self._recorded_with is None else self.cache.emptied()
+            self.engine.references.refresh()
         if self._recorded_with != model or self.engine.table is None:  # it may have been measured since
             self.engine.table = cost_store.load_table(pipe)
         self._recorded_with = model
@@ -220,11 +219,14 @@ class EditPipeline(Renderer):
             output: what was rendered.
         """
         trajectory, parent, image = output.trajectory, request.parent, output.image
-        macs = self.planner.macs(request, plan)
-        plan = replace(plan, notes=plan.notes + _result_notes(request, plan, image))
+        macs, run = self.planner.macs(request, plan), replace(plan.run(request), rim=output.rim)
         stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
+        if output.rim is not None:
+            plan = replace(plan, mask=replace(plan.mask, grid=plan.mask.grid | output.rim))
         stats = replace(
             stats,
+            mask_area=plan.mask.area,
+            notes=plan.notes + _result_notes(request, plan, image),
             recorded_bytes=output.own_bytes,
             unet_evaluations_captured=trajectory.captured,
             uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
@@ -242,7 +244,7 @@ class EditPipeline(Renderer):
                 mask=plan.mask,
                 diff=request.script,
                 stats=stats,
-                run=plan.run(request),
+                run=run,
                 painted=output.image if output.image is not image else None,
             )
             self._cache(result, output)

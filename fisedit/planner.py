@@ -15,6 +15,7 @@ from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
 from fisedit.sampling.prompt_encoding import EncodedPrompt
 from fisedit.sparse.cost_model import steps_alike
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import (
     DENSE_STEP,
     EditMask,
@@ -65,6 +66,7 @@ class EditPlan:
         start: index of the first step to run; of a soft mask that at which its first cells join.
         protected: booleans [h, w], cells that the mask may not grow to, or None.
         regional: cells with prompts of their own.
+        has_rim: whether cells beside the mask that show the edit become a part of it when it is decoded.
     """
 
     mask: EditMask
@@ -81,6 +83,12 @@ class EditPlan:
     start: int = 0
     protected: BoolGrid | None = None
     regional: tuple[RegionalPrompt, ...] = ()
+    has_rim: bool = False
+
+    @property
+    def decoded_cells(self) -> BoolGrid:
+        """The latent cells that are decoded: booleans [h, w]."""
+        return dilate(self.mask.grid, 1) if self.has_rim else self.mask.grid
 
     def run(self, request: EditRequest) -> EditRun:
         """How the request is computed by this plan.
@@ -154,6 +162,7 @@ class Planner:
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
             is_sparse = request.erases or regional or request.is_frame
             reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation, start))
+        by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
         plan = EditPlan(
             mask,
             prompt,
@@ -167,8 +176,8 @@ class Planner:
             start=start,
             protected=request.region.protected(scope),
             regional=regional,
+            has_rim=by_words,
         )
-        by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
         if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
             return plan
         return self._with_drift_check(request, plan)
@@ -223,6 +232,7 @@ class Planner:
             run: how it was computed.
         """
         shares = source is not None and self._reuses_unconditional(request, prompt, source, run.start)
+        mask = mask if run.rim is None else replace(mask, grid=mask.grid & ~run.rim)
         plan = EditPlan(
             mask,
             prompt,
@@ -232,6 +242,7 @@ class Planner:
             reuses_unconditional=shares,
             start=run.start,
             regional=run.regional,
+            has_rim=run.rim is not None,
         )
         return self._with_drift_check(request, plan, passed=True) if run.checked else plan
 
@@ -279,7 +290,11 @@ class Planner:
             plan: of the request.
         """
         costs, cells = self.costs(request.config, recorded=plan.recorded), self._cells(request, plan)
-        run = costs.sparse(cells, plan.dilation, plan.start) if plan.dilation else costs.dense(plan.start)
+        run = (
+            costs.sparse(cells, plan.dilation, plan.start, plan.decoded_cells)
+            if plan.dilation
+            else costs.dense(plan.start)
+        )
         return plan.extra_macs + run - self._shared_macs(request, plan, costs)
 
     def seconds(self, request: EditRequest, plan: EditPlan) -> float | None:
@@ -293,7 +308,7 @@ class Planner:
             Seconds; None where this machine has no cost table.
         """
         costs = self.costs(request.config, recorded=plan.recorded)
-        return costs.seconds(self._cells(request, plan), plan.dilation, plan.start, plan.probes)
+        return costs.seconds(self._cells(request, plan), plan.dilation, plan.start, plan.probes, plan.decoded_cells)
 
     def recorded_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """Bytes of features that a plan's run will keep for later edits, about.

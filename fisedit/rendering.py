@@ -24,7 +24,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
-from fisedit.sparse.compositing import composite
+from fisedit.sparse.compositing import composite, find_rim
 from fisedit.sparse.feature_cache import ShiftedFeatures, StepFeatures
 from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fisedit.sampling.trajectory_cache import TrajectoryCache
     from fisedit.sparse.feature_codec import FeatureEncoding
     from fisedit.sparse.stepping import Graphs
+    from fisedit.values import BoolGrid
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +53,14 @@ class RenderOutput:
         image: RGB, of the config's size.
         decoder: what its decode recorded.
         decoded: latents [1, 4, h, w] of that decode.
+        rim: booleans [h, w], cells beside the plan's mask that show the edit too; None where they were not looked for.
     """
 
     trajectory: Trajectory
     image: Image
     decoder: DecoderCache
     decoded: Tensor
+    rim: BoolGrid | None = None
 
     @property
     def own_bytes(self) -> int:
@@ -156,17 +159,21 @@ class Renderer(EditRequests):
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""
-        vae, latents, grid = self.engine.pipe.vae, trajectory.latents[-1], plan.mask.grid
+        vae, latents, rim = self.engine.pipe.vae, trajectory.latents[-1], None
         with request.stopwatch.stage("decode"), torch.inference_mode():
-            if request.parent and plan.dilation:
-                cache, source_image = self.source(request)[1], request.parent.canvas
+            cache = self.source(request)[1] if request.parent else None
+            if cache and plan.dilation:
                 with self.cache.tiers.hold([cache.features]):  # before the decoder's layers are exchanged
-                    decoded = self.engine.graphs.cache.decode(vae, latents, grid, cache, source_image)
-                return RenderOutput(trajectory, *decoded, latents)
-            image, decoder = decode(vae, latents)
-            if request.parent:
-                image = composite(request.parent.canvas, image, grid)
-            return RenderOutput(trajectory, image, decoder, latents)
+                    image, decoder = self.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
+            else:
+                image, decoder = decode(vae, latents)
+            if request.parent and cache:
+                grid = plan.mask.grid
+                if plan.has_rim:
+                    rim = find_rim(cache.picture, image, grid)
+                    rim &= True if plan.protected is None else ~plan.protected
+                image = composite(request.parent.canvas, image, grid, rim, cache.picture)
+            return RenderOutput(trajectory, image, decoder, latents, rim)
 
     def _invert(self, request: EditRequest, plan: EditPlan) -> RenderOutput:
         """An opened picture on its canvas, and the trajectory that it might have had."""

@@ -139,8 +139,14 @@ class References:
         return named
 
     def forget(self) -> None:
-        """Drop what was read, for when the model's weights changed."""
+        """Drop what was read."""
         self._kept.clear()
+
+    def refresh(self) -> None:
+        """Drop what was read and move adapters to where the UNet is, for when the model was changed or moved."""
+        self.forget()
+        for loaded in self.adapters.values():
+            loaded.adapter.match(self._pipe.unet)
 
     def entries(
         self, given: object, argument: str, crop: Box | None = None, size: tuple[int, int] | None = None

@@ -57,7 +57,7 @@ class OpenMixin(EditMixin):
         inversion: str = "ddim",
         seed: int = 0,
         negative_prompt: str = "",
-        num_inference_steps: int = 50,
+        num_inference_steps: int = 25,
         guidance_scale: float = 7.5,
         width: int | None = None,
         height: int | None = None,

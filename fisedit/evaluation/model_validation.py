@@ -282,7 +282,7 @@ class _Run:
         editor.checkout(source.id)
         result = editor.edit(prompt)
         dense = case.dense([prompt])
-        grid, inside = result.mask.grid, metrics.cells_to_pixels(result.mask.grid)
+        grid, inside = result.latent_cells, metrics.cells_to_pixels(result.latent_cells)
         sparse = result.stats.unet_evaluations_sparse > 0
         blended = case.blended(grid) if sparse else None
         columns = [

@@ -116,7 +116,7 @@ class _EditBenchmark:
         self.random_latents = torch.randn(self.latents[:1].shape, generator=torch.Generator().manual_seed(1)).to(
             self.latents
         )
-        self.picture, self.decoder = decode(self.pipe.vae, self.random_latents)
+        _, self.decoder = decode(self.pipe.vae, self.random_latents)
         self.warm_up: Calls = {}
         self.edit_stats: dict[str, Row] = {}
         self.dense_row: Row = {"step_macs": self.costs.dense_step()}
@@ -150,7 +150,7 @@ class _EditBenchmark:
         """
         step = self._sparse_step(grid)
         counted_macs = _count_macs(step)
-        decode_call = partial(decode_sparse, self.pipe.vae, self.random_latents, grid, self.decoder, self.picture)
+        decode_call = partial(decode_sparse, self.pipe.vae, self.random_latents, grid, self.decoder)
         calls: Calls = {f"{name} step": step, f"{name} decode": decode_call}
         common = {
             "area": float(grid.mean()),

@@ -94,9 +94,14 @@ def region_of(region: Region | None, mask: object, protect: object, grow: int, o
         options: how words are localized.
 
     Raises:
-        InputError: a region beside what it is built from.
+        InputError: a region beside what it is built from, or a mask beside how words are localized.
     """
     if region is None and mask is not None:
+        if options != MaskOptions():
+            raise InputError(
+                "give a mask, or words, instance, method and probe_steps, got both; "
+                "join them as Region.mask(...) & Region.words(...)"
+            )
         found = Region.mask(mask)
     elif region is None:
         instance, method, probe_steps = options.instance, options.method, options.probe_steps

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from fisedit.errors import PageError
 from fisedit.sampling.trajectory import Trajectory
@@ -69,6 +70,7 @@ def _first_page(source: RecordedSource, steps: Sequence[StepFeatures], made_with
         "decoder.norms": decoder.features.statistics,
         "decoder.sums": decoder.sums,
         "decoder.statistics": decoder.statistics,
+        "decoder.picture": {"rgb": torch.from_numpy(np.array(decoder.picture))},
         **{f"statistics.{i}": step.statistics for i, step in enumerate(steps)},
     }
     first = {f"{group}:{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
@@ -130,7 +132,9 @@ def _restore(
         trajectory.unconditional = text, prediction
     trajectory.inpaint_inputs = next(iter(_ordered(groups["inpaint_inputs"])), None)
     maps = StepFeatures(from_tensors(groups["decoder.maps"]), groups["decoder.norms"], about["decoder"]["joined"])
-    return RecordedSource(trajectory, DecoderCache(maps, groups["decoder.sums"], groups["decoder.statistics"]))
+    picture = Image.fromarray(groups["decoder.picture"]["rgb"].cpu().numpy())
+    decoder = DecoderCache(maps, picture, groups["decoder.sums"], groups["decoder.statistics"])
+    return RecordedSource(trajectory, decoder)
 
 
 def _about(step: StepFeatures) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""An edited picture into its source's: bytes of the source outside the mask, and no seam that shows at its boundary.
+"""An edited picture into its source's: bytes of the source outside what is painted, and no seam that shows at its
+boundary.
 
 Knows pictures and masks; nothing about how either was made.
 """
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -25,29 +27,86 @@ BLEND_WIDTH = 12
 MAX_CORRECTION = 60.0
 """Grey levels of 255 by which a pixel is corrected at most: a larger difference is a cut through an object."""
 
+VISIBLE_CHANGE = 24.0
+"""Grey levels of 255 in any channel from which a pixel of the decoder's picture shows the edit. Over 36 edits of the
+demo model, half of them of drawn scenes, seams were 1.06 and 1.26 times the dense edit's (median), for 1.3 and 1.5
+without a rim; with 16 levels 1.04 and 1.27, and rims half as large again."""
 
-def composite(source: Image.Image, edited: Image.Image, grid: BoolGrid) -> Image.Image:
+
+def find_rim(decoded: Image.Image, edited: Image.Image, grid: BoolGrid) -> BoolGrid:
+    """The cells beside a mask in which an edit shows: a decoder paints what changed some pixels beyond its cells.
+
+    Args:
+        decoded: the source as its latents are decoded, of the size 8h x 8w pixels.
+        edited: the edit as its latents are, decoded one cell beyond the mask at least.
+        grid: booleans [h, w] of latent cells, the mask.
+
+    Returns:
+        Booleans [h, w], none of them in the mask.
+    """
+    before, after = _levels(decoded), _levels(edited)
+    change = np.abs(after - before).max(-1)
+    height, width = grid.shape
+    by_cell = change.reshape(height, LATENT_FACTOR, width, LATENT_FACTOR).max((1, 3))
+    shown: BoolGrid = dilate(grid, 1) & ~grid & (by_cell >= VISIBLE_CHANGE)
+    return shown
+
+
+def composite(
+    source: Image.Image,
+    edited: Image.Image,
+    grid: BoolGrid,
+    rim: BoolGrid | None = None,
+    decoded: Image.Image | None = None,
+) -> Image.Image:
     """Take the edited picture inside a mask and the source's bytes outside, without a seam between them.
 
     What the edited picture lacks to the source just outside the mask is added to it inside, smoothly less over
     `BLEND_WIDTH` pixels: the harmonic function between the boundary and that depth, as in Poisson image editing (Perez
-    et al., 2003). So the differences of neighbouring pixels across the boundary are those of the edited picture.
+    et al., 2003). So the differences of neighbouring pixels across the boundary are those of the edited picture. In a
+    rim, where the edit shows by its decoder alone, what decoding loses of the source is added first, the more the less
+    changed.
 
     Args:
         source: of the size 8h x 8w pixels.
-        edited: of the same size, decoded a pixel beyond the mask at least.
+        edited: of the same size, decoded a pixel beyond the mask and its rim at least.
         grid: booleans [h, w] of latent cells, the mask.
+        rim: booleans [h, w], cells beside it that the edited picture replaces too, or None.
+        decoded: the source as its latents are decoded, which a rim needs.
     """
+    inside = _pixels(grid)
+    painted = inside if rim is None else _pixels(grid | rim)
+    if painted.all():
+        return edited
+    old, new = _levels(source), _levels(edited)
+    if rim is not None and rim.any():
+        assert decoded is not None, "a rim was found by it"
+        before = _levels(decoded)
+        unchanged = np.clip(1 - np.abs(new - before).max(-1, keepdims=True) / VISIBLE_CHANGE, 0, 1)
+        lost = np.where(inside[..., None], 0, unchanged * np.clip(old - before, -MAX_CORRECTION, MAX_CORRECTION))
+        new = _lead(new + lost, inside, lost)
+    missing = np.clip(old - new, -MAX_CORRECTION, MAX_CORRECTION)
+    new = _lead(new, painted, np.where(painted[..., None], 0, missing))
+    return Image.fromarray(np.where(painted[..., None], new.round().clip(0, 255), old).astype(np.uint8))
+
+
+def _levels(picture: Image.Image) -> Levels:
+    return np.array(picture.convert("RGB"), np.float64)
+
+
+def _pixels(grid: BoolGrid) -> BoolGrid:
+    return np.kron(grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
+
+
+def _lead(picture: Levels, inside: BoolGrid, missing: Levels) -> Levels:
+    """A picture [H, W, C] led to colours that it lacks outside, over `BLEND_WIDTH` pixels of what is inside."""
     from scipy.ndimage import distance_transform_edt
 
-    inside = np.kron(grid, np.ones((LATENT_FACTOR, LATENT_FACTOR), bool))
-    if inside.all():
-        return edited
-    old, new = (np.array(picture.convert("RGB"), np.float64) for picture in (source, edited))
+    if not missing.any():
+        return picture
     band = inside & (distance_transform_edt(inside) <= BLEND_WIDTH)
-    missing = np.clip(old - new, -MAX_CORRECTION, MAX_CORRECTION)
-    new[band] += _harmonic(band, np.where(inside[..., None], 0, missing))
-    return Image.fromarray(np.where(inside[..., None], new.round().clip(0, 255), old).astype(np.uint8))
+    picture[band] += _harmonic(band, missing)
+    return picture
 
 
 def _harmonic(band: BoolGrid, fixed: Levels) -> Levels:

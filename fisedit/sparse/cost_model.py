@@ -198,19 +198,26 @@ class Costs:
         steps = self._steps - start
         return steps * self.dense_step() + self._decode(frame_areas(self.sizes[0]))
 
-    def sparse(self, mask: BoolGrid | ActiveCells, dilation: Sequence[int], start: int = 0) -> int:
+    def sparse(
+        self,
+        mask: BoolGrid | ActiveCells,
+        dilation: Sequence[int],
+        start: int = 0,
+        decoded_cells: BoolGrid | None = None,
+    ) -> int:
         """MACs of a sparse run over a mask.
 
         Args:
             mask: booleans [h, w], or its cells by step.
             dilation: latent cells computed beyond it at every step.
             start: the first step to run.
+            decoded_cells: booleans [h, w]; None for the mask's.
         """
         cells = _by_step(mask)
         run = sum(
             count * self.sparse_step(cells.at(i), dilation[i]) for i, count in steps_alike(cells, dilation, start)
         )
-        return run + self.text() + self._decode(box_areas(cells.grid))
+        return run + self.text() + self._decode(box_areas(cells.grid if decoded_cells is None else decoded_cells))
 
     def choose_dilations(
         self,
@@ -240,7 +247,12 @@ class Costs:
         return next(fits, least)
 
     def seconds(
-        self, mask: BoolGrid | ActiveCells | None, dilation: Sequence[int], start: int = 0, probes: int = 0
+        self,
+        mask: BoolGrid | ActiveCells | None,
+        dilation: Sequence[int],
+        start: int = 0,
+        probes: int = 0,
+        decoded_cells: BoolGrid | None = None,
     ) -> float | None:
         """Predicted seconds of a whole edit, from prompt to picture, but for reading references.
 
@@ -249,6 +261,7 @@ class Costs:
             dilation: latent cells computed beyond it at every step; () for a dense run.
             start: the first step to run.
             probes: dense evaluations that find the mask.
+            decoded_cells: booleans [h, w]; None for the mask's.
 
         Returns:
             Seconds; None where this machine was not measured.
@@ -263,11 +276,10 @@ class Costs:
             run += self._time(cells, dilation, start)
             fixed_work |= {"plan": 1.0, "setup": float(self.rows(cells.grid, dilation)[0])}
         run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
-        return (
-            run
-            + table.sum("edit", fixed_work)
-            + self._decode_seconds(table, cells.grid if dilation and cells else None)
-        )
+        decoded = None
+        if dilation and cells is not None:
+            decoded = cells.grid if decoded_cells is None else decoded_cells
+        return run + table.sum("edit", fixed_work) + self._decode_seconds(table, decoded)
 
     def step_seconds(self, grid: BoolGrid, dilation: Sequence[int]) -> float:
         """Predicted seconds of a sparse step at its widest dilation; 0 where this machine was not measured."""

@@ -74,7 +74,7 @@ class GraphCache:
 
     @torch.inference_mode()
     def decode(
-        self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache, source: Image
+        self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache
     ) -> tuple[Image, DecoderCache]:
         """By graphs where they are enabled; see `vae_decode.decode_sparse`."""
         found, shape = boxes(grid), (grid.shape[0], grid.shape[1])
@@ -82,11 +82,10 @@ class GraphCache:
             try:
                 with exclusive(vae):
                     decoder = self.decoders.get((shape, state_of(vae)), lambda: CapturedDecoder(vae, shape))
-                    decoded, kept = decoder.decode(latents, coarse_plan(vae, grid), grid, found, cache)
-                    return paste(source, decoded, grid), kept
+                    return paste(*decoder.decode(latents, coarse_plan(vae, grid), grid, found, cache))
             except capture_errors() as error:
                 self.reason = warn_eager(error)
-        return decode_sparse(vae, latents, grid, cache, source)
+        return decode_sparse(vae, latents, grid, cache)
 
     def _is_enabled(self, device: torch.device) -> bool:
         return not self.reason and self._is_enabled_on(device)

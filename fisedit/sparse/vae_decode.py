@@ -10,7 +10,7 @@ box's cells exchanged for the new ones. (SIGE, arXiv 2211.02048, freezes the sou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,6 @@ from fisedit.models.injection import Replacement, injected
 from fisedit.models.stopwatch import span
 from fisedit.sparse.blocks import RowSource, attention_block, resampler, resnet
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.compositing import composite
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather, map_of, rows_of
 from fisedit.sparse.modules import decoder_sites
 from fisedit.sparse.packed_weights import MergedWeights
@@ -55,19 +54,23 @@ class DecoderCache:
 
     Args:
         features: the coarse levels' maps and group statistics.
+        picture: what was decoded, 8h x 8w pixels.
         sums: fine norm's name -> float32 [groups, 2, h, w], sums and sums of squares over each latent cell's pixels,
             estimated.
         statistics: fine norm's name -> float64 [groups, 2], sums over the whole map, exact for a dense decode.
     """
 
     features: CachedFeatures
+    picture: Image.Image
     sums: dict[str, Tensor] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
         """Bytes held here, those of the decode under it not counted."""
-        return self.features.own_bytes + sum(t.nbytes for t in (*self.sums.values(), *self.statistics.values()))
+        width, height = self.picture.size
+        tensors = (*self.sums.values(), *self.statistics.values())
+        return self.features.own_bytes + sum(t.nbytes for t in tensors) + 3 * width * height
 
 
 class DecodedBox(NamedTuple):
@@ -92,56 +95,60 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderCac
         NumericsError: the decoder gave NaN or infinity.
     """
     features, shape = StepFeatures(), (latents.shape[2], latents.shape[3])
-    cache = DecoderCache(features)
+    sums: dict[str, Tensor] = {}
+    statistics: dict[str, Tensor] = {}
     replacements = recording_replacements(DenseContext(features, {}), decoder_sites(vae.decoder, COARSE_LEVELS))
-    replacements += [(norm, partial(_record_norm, cache, shape, name, norm)) for name, norm in fine_norms(vae)]
+    replacements += [
+        (norm, partial(_record_norm, sums, statistics, shape, name, norm)) for name, norm in fine_norms(vae)
+    ]
     with injected(vae, [*replacements, *_fine_convs(vae)]):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
-    return _picture(sample), cache
+    picture = _picture(sample)
+    return picture, DecoderCache(features, picture, sums, statistics)
 
 
 def decode_sparse(
-    vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache, source: Image.Image
+    vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache
 ) -> tuple[Image.Image, DecoderCache]:
-    """Decode what changed and set it into the source's picture.
+    """Decode what changed and set it into the picture that was decoded before.
 
     Args:
         vae: left as it is.
         latents: [1, 4, h, w].
         grid: booleans [h, w], the latent cells that changed.
         cache: of the source's decode.
-        source: the source's picture, 8h x 8w pixels.
 
     Returns:
-        A picture that outside the mask has exactly the source's pixels, and the cache of this decode.
+        A picture that some pixels beyond the mask has exactly the source's, as decoded, and the cache of this decode.
 
     Raises:
         NumericsError: the decoder gave NaN or infinity.
     """
     found = boxes(grid)
     if found == [Box(0, 0, *grid.shape)]:
-        image, cache = decode(vae, latents)
-        return composite(source, image, grid), cache
-    decoded, cache = SparseDecoder(vae, grid.shape).decode(latents, coarse_plan(vae, grid), grid, found, cache)
-    return paste(source, decoded, grid), cache
+        return decode(vae, latents)
+    return paste(*SparseDecoder(vae, grid.shape).decode(latents, coarse_plan(vae, grid), grid, found, cache))
 
 
-def paste(source: Image.Image, decoded: Sequence[DecodedBox], grid: BoolGrid) -> Image.Image:
-    """Set decoded boxes into the source's picture; the host waits for them.
+def paste(decoded: Sequence[DecodedBox], cache: DecoderCache) -> tuple[Image.Image, DecoderCache]:
+    """Set decoded boxes into the picture that was decoded before; the host waits for them.
 
     Args:
-        source: 8h x 8w pixels.
         decoded: of a `SparseDecoder`.
-        grid: booleans [h, w], the mask.
+        cache: of its decode, with the picture before.
+
+    Returns:
+        The picture, and the cache with it.
     """
-    edited = np.array(source.convert("RGB"))
+    edited = np.array(cache.picture)
     pixels = [np.asarray(_picture(each.sample)) for each in decoded]
     for each, shown in zip(decoded, pixels, strict=True):
         edited[each.outer.slices] = shown
     for each, shown in zip(decoded, pixels, strict=True):  # a box's own pixels count more than a neighbour's halo
         own = each.box.scaled(LATENT_FACTOR)
         edited[own.slices] = shown[own.within(each.outer).slices]
-    return composite(source, Image.fromarray(edited), grid)
+    picture = Image.fromarray(edited)
+    return picture, replace(cache, picture=picture)
 
 
 def coarse_plan(vae: AutoencoderKL, grid: BoolGrid) -> SparsePlan:
@@ -234,7 +241,7 @@ class SparseDecoder:
             cache: of the source's decode.
 
         Returns:
-            Boxes for `paste`, and the cache of this decode.
+            Boxes for `paste`, and the cache of this decode, still with the source's picture.
         """
         for name, sums in self.sums.items():
             sums[..., :-1].copy_(cache.sums[name].flatten(2))
@@ -248,9 +255,8 @@ class SparseDecoder:
             input_box = self.frame.scaled(2 ** (COARSE_LEVELS - 1))
             decoded = [done for box in found for done in self._refine(grid, box, COARSE_LEVELS, x, input_box)]
         kept = {name: sums[..., :-1].unflatten(2, self.frame.shape).clone() for name, sums in self.sums.items()}
-        return decoded, DecoderCache(
-            overlay, kept, {name: statistics.clone() for name, statistics in self.statistics.items()}
-        )
+        statistics = {name: each.clone() for name, each in self.statistics.items()}
+        return decoded, DecoderCache(overlay, cache.picture, kept, statistics)
 
     def _refine(self, grid: BoolGrid, box: Box, level: int, x: Tensor, input_box: Box) -> Iterator[DecodedBox]:
         """A box's way from a level to pixels; the map of the level above, `x` [1, C, H, W], shows `input_box`."""
@@ -388,10 +394,17 @@ def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
     return sums
 
 
-def _record_norm(cache: DecoderCache, shape: tuple[int, int], name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    cache.sums[name] = cell_sums(x, norm.num_groups, shape)
-    out, statistics = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
-    cache.statistics[name] = statistics[0]
+def _record_norm(
+    sums: dict[str, Tensor],
+    statistics: dict[str, Tensor],
+    shape: tuple[int, int],
+    name: str,
+    norm: nn.GroupNorm,
+    x: Tensor,
+) -> Tensor:
+    sums[name] = cell_sums(x, norm.num_groups, shape)
+    out, found = ops.dense_group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    statistics[name] = found[0]
     return out
 
 

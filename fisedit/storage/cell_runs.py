@@ -53,7 +53,8 @@ def run_entry(run: EditRun) -> dict[str, Any]:
     """
     entry: dict[str, Any] = {name: getattr(run, name) for name in ("growth", "structure", "start", "checked")}
     regional = [{"prompt": each.prompt, "runs": run_lengths(each.grid)} for each in run.regional]
-    return entry | ({"erased": True} if run.erased else {}) | ({"regional": regional} if regional else {})
+    rim = {} if run.rim is None else {"rim": run_lengths(run.rim)}
+    return entry | ({"erased": True} if run.erased else {}) | ({"regional": regional} if regional else {}) | rim
 
 
 def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
@@ -71,14 +72,16 @@ def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
     require(len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth))
     require(type(structure) in (int, float) and 0 <= structure <= 1 and type(start) is int and 0 <= start < steps)
     require(isinstance(checked, bool) and isinstance(erased, bool))
-    run = EditRun(growth, float(structure), start, checked, erased, _parse_regional(entry.get("regional", []), config))
+    size = config.height // LATENT_FACTOR, config.width // LATENT_FACTOR
+    rim = decode_runs(entry["rim"], *size) if "rim" in entry else None
+    regional = _parse_regional(entry.get("regional", []), *size)
+    run = EditRun(growth, float(structure), start, checked, erased, regional, rim)
     require(not (run.needs_mask and DENSE_STEP in growth))
     return run
 
 
-def _parse_regional(entries: Any, config: GenerationConfig) -> tuple[RegionalPrompt, ...]:
+def _parse_regional(entries: Any, height: int, width: int) -> tuple[RegionalPrompt, ...]:
     require(isinstance(entries, list) and len(entries) <= MAX_REGIONS)
-    size = config.height // LATENT_FACTOR, config.width // LATENT_FACTOR
-    found = [RegionalPrompt(check_prompt(each["prompt"]), decode_runs(each["runs"], *size)) for each in entries]
+    found = [RegionalPrompt(check_prompt(each["prompt"]), decode_runs(each["runs"], height, width)) for each in entries]
     require(all(each.grid.any() for each in found))
     return tuple(found)

@@ -353,7 +353,7 @@ def _to_json(origin: Origin) -> str:
 
 def _has_regions(origin: Origin) -> bool:
     """Whether an origin holds what version 1 has not."""
-    own = any(edit.run.needs_mask or edit.mask.levels is not None for edit in origin.edits)
+    own = any(edit.run.needs_mask or edit.run.rim is not None or edit.mask.levels is not None for edit in origin.edits)
     return own or origin.config.crop is not None
 
 
@@ -390,6 +390,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
     grid = decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     run = parse_run(data, config)
     _checked(run.growth, run.growth or not run.needs_mask)
+    _checked(run.rim, run.rim is None or (grid & ~run.rim).any())
     says_something = isinstance(data["prompt"], str) and (data["prompt"].strip() or run.needs_mask)
     return PastEdit(
         _checked(data["prompt"], says_something and grid.any()),

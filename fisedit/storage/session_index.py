@@ -299,7 +299,9 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
     found = checked_fields(
-        entry, _RESULT_WITH_DIGESTS if with_digests else _RESULT, optional={"model", "pages", "erased", "regional"}
+        entry,
+        _RESULT_WITH_DIGESTS if with_digests else _RESULT,
+        optional={"model", "pages", "erased", "regional", "rim"},
     )
     config: GenerationConfig = found["recipe"]
     stats, run = found["stats"], parse_run(found, config)
@@ -398,7 +400,7 @@ _RESULT: Mapping[str, Check] = {
     "parent": one_of(none, _ID),
     "recipe": _config,
     "change": text(8 * MAX_PROMPT_CHARS),
-    **dict.fromkeys(("growth", "structure", "start", "checked", "erased", "regional"), lambda value: value),
+    **dict.fromkeys(("growth", "structure", "start", "checked", "erased", "regional", "rim"), lambda value: value),
     "mask": lambda value: checked_fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,

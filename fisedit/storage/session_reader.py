@@ -139,6 +139,8 @@ class SessionReader:
             raise InputError(f"the picture must have its parent's size, got {image.size}")
         if config.crop and (config.crop[2] > image.width or config.crop[3] > image.height or painted is None):
             raise InputError(f"the part {config.crop} must lie on the picture, got {image.size}")
+        if entry.run.rim is not None and not (levels > 0)[~entry.run.rim].any():
+            raise InputError("a rim must leave a part of the mask")
         return EditResult(
             entry.id,
             entry.parent,

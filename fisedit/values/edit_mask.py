@@ -99,6 +99,11 @@ class RegionalPrompt:
     grid: BoolGrid = field(repr=False)
 
 
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy in memory that nothing can write to."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
 def entry_steps(levels: NDArray[np.uint8], steps: int) -> NDArray[np.int64]:
     """Index of the step at which every cell of a soft mask joins, as `first_step` has it for one strength.
 
@@ -144,8 +149,7 @@ class EditMask:
         for name in ("grid", "heatmap", "other_objects", "levels"):
             array = getattr(self, name)
             if array is not None:
-                frozen = np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
-                object.__setattr__(self, name, frozen)
+                object.__setattr__(self, name, frozen(array))
 
     @property
     def area(self) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import nextafter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError, as_text
 from fisedit.values.base import copy_on_read
-from fisedit.values.edit_mask import MaskSource, RegionalPrompt
+from fisedit.values.edit_mask import MaskSource, RegionalPrompt, frozen
+
+if TYPE_CHECKING:
+    from fisedit.values.base import BoolGrid
 
 
 class Quality(StrEnum):
@@ -31,6 +34,8 @@ class EditRun:
         checked: whether it was checked for drift, which moves roundings.
         erased: whether cells inside the mask did not attend to one another.
         regional: cells that attended to prompts of their own.
+        rim: booleans [h, w], cells of the mask whose latents are the parent's and that were painted since what changed
+            beside them shows there; None where such cells were not looked for.
     """
 
     growth: tuple[int, ...] = ()
@@ -39,6 +44,12 @@ class EditRun:
     checked: bool = False
     erased: bool = False
     regional: tuple[RegionalPrompt, ...] = ()
+    rim: BoolGrid | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Copy the rim to memory that nothing can write to."""
+        if self.rim is not None:
+            object.__setattr__(self, "rim", frozen(self.rim))
 
     @property
     def needs_mask(self) -> bool:

@@ -21,6 +21,7 @@ from tests.support.adapters import lively, naive
 from tests.support.edits import CAT, DOG, Calls, pixels_outside
 from tests.support.grids import grids
 from tests.support.macs import counted
+from tests.support.pipelines import build_pipeline
 from tests.support.references import BLUE, RED, picture, pixels, seen
 
 SQUARE = grids(16, 16)["square"]
@@ -96,6 +97,18 @@ def test_a_reference_goes_with_every_wish(editor, wish):
     results = [editor.checkout(source.id) and editor.edit(DOG, reference=r, **place, **wish) for r in (None, RED)]
     assert all(pixels_outside(result, source) for result in results)
     assert not np.array_equal(pixels(results[0]), pixels(results[1]))
+
+
+def test_adapters_go_where_the_model_goes(place):
+    """Before the first picture, and after it."""
+    pipe = build_pipeline("demo")
+    editor = Editor(pipe, model="demo")
+    editor.load_adapter(place, 0.5)
+    for dtype in (torch.bfloat16, torch.float32):
+        pipe.to(dtype)
+        source = editor.generate(CAT, **QUICK)
+        result = editor.edit(DOG, mask=SQUARE, reference=RED)
+        assert pixels_outside(result, source)
 
 
 def test_a_reference_is_read_once(pipe, editor):

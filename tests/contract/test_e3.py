@@ -8,6 +8,7 @@ import torch
 
 from fisedit import Editor
 from fisedit.sampling.denoise import Engine
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import MaskSource
 from tests.support.edits import (
     CAT,
@@ -39,12 +40,17 @@ def test_latents_outside_never_move(pipelines, scheduler):
 
 @pytest.mark.parametrize("shape", ["sd15", "sd2", "demo"])
 def test_words_alone_move_only_their_mask(pipelines, shape):
-    """With the automatic mask."""
+    """With the automatic mask, and beside it in pixels alone where a decoder shows what changed."""
     editor = Editor(pipelines[shape])
     source = editor.generate(CAT, **QUICK)
     with Calls(editor.pipe.unet) as calls:
         result = editor.edit(DOG, growth=0, verify=False)
-    assert result.mask.source is MaskSource.ATTENTION and 0 < result.mask.area < 0.5
+    cells = result.latent_cells
+    assert result.mask.source is MaskSource.ATTENTION and 0 < cells.mean() < 0.5 and result.mask.area < 1
+    assert not (result.mask.grid & ~dilate(cells, 1)).any() and result.mask.grid[cells].all()
+    rim = torch.from_numpy(~cells)
+    ours, theirs = (latents(trajectory(editor, each)) for each in (result, source))
+    assert torch.equal(ours[..., rim], theirs[..., rim])
     assert (calls.dense, calls.sparse) == (0, 3)
     check_outside(editor, result, source)
 

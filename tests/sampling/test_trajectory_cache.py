@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
 from fisedit import Editor
 from fisedit.sampling.trajectory import Trajectory
@@ -28,7 +29,7 @@ def cache():
 
 def put(cache, *keys, base=None):
     for key in keys:
-        cache.put(key, trajectory(), DecoderCache(StepFeatures()), base=base)
+        cache.put(key, trajectory(), DecoderCache(StepFeatures(), Image.new("RGB", (0, 0))), base=base)
 
 
 def test_a_trajectory_counts_all_that_is_not_its_sources():

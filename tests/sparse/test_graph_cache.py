@@ -86,7 +86,7 @@ def test_one_rectangle_with_all_halo_is_a_dense_decode(sd15_vae, monkeypatch, si
     dense, fresh = decode(sd15_vae, latents)
     decoder = CapturedDecoder(sd15_vae, size)
     decoded, kept = decoder.decode(latents, coarse_plan(sd15_vae, grid), grid, [Box(0, 0, *size)], record)
-    got = paste(source, decoded, grid)
+    got = composite(source, paste(decoded, kept)[0], grid)
     difference = np.abs(np.asarray(got, int) - np.asarray(composite(source, dense, grid), int))
     assert difference.max() <= 1 and counts(decoder) == (1, 2)
     for norm, sums in fresh.sums.items():
@@ -105,7 +105,8 @@ def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, sd15_vae, si
     latents = torch.where(torch.from_numpy(grid), torch.randn(1, 4, *size), before)
     dense = composite(source, decode(sd15_vae, latents)[0], grid)
     (boxed, expected), (got, mine) = (
-        f(sd15_vae, latents, grid, record, source) for f in (decode_sparse, captured.decode)
+        (composite(source, picture, grid), kept)
+        for picture, kept in (f(sd15_vae, latents, grid, record) for f in (decode_sparse, captured.decode))
     )
     assert apart(got, dense, grid) <= 1.05 * apart(boxed, dense, grid) + 0.05
     outside = ~np.kron(grid, np.ones((8, 8), bool))
@@ -116,11 +117,11 @@ def test_a_captured_decode_is_no_farther_from_a_dense_one(captured, sd15_vae, si
 
 def test_an_edit_on_an_edit(captured, sd15_vae):
     """Its record is an overlay over an overlay."""
-    image, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     for grid in (SQUARE, BLOBS, CORNER):
         latents = torch.randn(1, 4, SIZE, SIZE)
-        _, expected = decode_sparse(sd15_vae, latents, grid, record, image)
-        image, record = captured.decode(sd15_vae, latents, grid, record, image)
+        _, expected = decode_sparse(sd15_vae, latents, grid, record)
+        _, record = captured.decode(sd15_vae, latents, grid, record)
         check_coarse(record, expected)
         for name, sums in expected.sums.items():
             assert record.sums[name].shape == sums.shape
@@ -128,13 +129,13 @@ def test_an_edit_on_an_edit(captured, sd15_vae):
 
 def test_a_new_mask_is_decoded_by_the_graphs_that_are_there(captured, sd15_vae):
     """Moved, or another within the same sides: nothing is captured, and nothing of the mask before stays."""
-    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents, made = torch.randn(1, 4, SIZE, SIZE), []
     masks = [np.roll(SQUARE, shift, (0, 1)) for shift in ((0, 0), (1, 0), (-3, 4), (5, 5))]
     masks.append(SQUARE & ~grids(SIZE, SIZE)["checkerboard"])
     pictures = []
     for grid in (*masks, *masks):
-        pictures.append(captured.decode(sd15_vae, latents, grid, record, source)[0].tobytes())
+        pictures.append(captured.decode(sd15_vae, latents, grid, record)[0].tobytes())
         made.append(graphs_of(captured))
     assert made == [(1, 2)] * 10
     assert pictures[:5] == pictures[5:] and len(set(pictures)) == 5
@@ -146,13 +147,13 @@ def test_by_tritons_kernels(sd15_vae, monkeypatch):
     monkeypatch.setattr(boxing, "DENSE_SHARE", np.inf)
     monkeypatch.setattr(boxing, "DENSE_CELLS", 0)
     before, grid = torch.randn(1, 4, 8, 9), grids(8, 9)["one_cell"]
-    source, record = decode(sd15_vae, before)
+    _, record = decode(sd15_vae, before)
     latents, found = torch.where(torch.from_numpy(grid), torch.randn(1, 4, 8, 9), before), {}
     for name in ("reference", "fast", "triton"):
         with ops.use(name):
             plan, decoder = coarse_plan(sd15_vae, grid), CapturedDecoder(sd15_vae, (8, 9))
             decoded, cache = decoder.decode(latents, plan, grid, boxing.boxes(grid), record)
-            found[name] = paste(source, decoded, grid), cache
+            found[name] = paste(decoded, cache)
     for name in ("fast", "triton"):
         difference = np.asarray(found[name][0], int) - np.asarray(found["reference"][0], int)
         assert np.abs(difference).max() <= 1
@@ -160,24 +161,25 @@ def test_by_tritons_kernels(sd15_vae, monkeypatch):
 
 
 def test_what_a_graph_gave_stays_when_it_is_replayed(captured, sd15_vae):
-    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
-    _, kept = captured.decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
+    _, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, kept = captured.decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record)
     homes = kept.features.maps, kept.features.statistics, kept.sums, kept.statistics
     before = [{name: tensor.clone() for name, tensor in home.items()} for home in homes]
-    captured.decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record, source)
+    captured.decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE), SQUARE, record)
     assert all(torch.equal(home[name], t) for home, old in zip(homes, before, strict=True) for name, t in old.items())
 
 
 def test_one_graph_too_many_drops_all_that_share_its_memory(captured, sd15_vae, monkeypatch):
     source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
-    captured.decode(sd15_vae, latents, SQUARE, record, source)
+    captured.decode(sd15_vae, latents, SQUARE, record)
     (decoder,) = captured.decoders._kept.values()
     first, unlimited = list(decoder.graphs._kept.values()), GraphCache(lambda _: True)
-    expected = [unlimited.decode(sd15_vae, latents, grid, record, source)[0] for grid in (CORNER, SQUARE, BLOBS)]
+    expected = [unlimited.decode(sd15_vae, latents, grid, record)[0] for grid in (CORNER, SQUARE, BLOBS)]
     monkeypatch.setattr(captured_decode, "MAX_GRAPHS", len(first))
     for grid, picture in zip((CORNER, SQUARE, BLOBS), expected, strict=True):
-        assert same_pixels(captured.decode(sd15_vae, latents, grid, record, source)[0], picture)
+        again = captured.decode(sd15_vae, latents, grid, record)[0]
+        assert same_pixels(composite(source, again, grid), composite(source, picture, grid))
         assert len(decoder.graphs) <= len(first)
     assert not any(graph is old for graph in decoder.graphs._kept.values() for old in first)
 
@@ -207,22 +209,22 @@ def test_a_rectangle_holds_a_box_and_its_halo(level, limits):
 
 
 def test_a_mask_that_is_nearly_everything_is_decoded_densely(captured, sd15_vae):
-    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents, grid = torch.randn(1, 4, SIZE, SIZE), grids(SIZE, SIZE)["all_but_one"]
-    expected = decode_sparse(sd15_vae, latents, grid, record, source)[0]
-    assert captured.decode(sd15_vae, latents, grid, record, source)[0].tobytes() == expected.tobytes()
+    expected = decode_sparse(sd15_vae, latents, grid, record)[0]
+    assert captured.decode(sd15_vae, latents, grid, record)[0].tobytes() == expected.tobytes()
     assert captured.decoders.misses == 0
 
 
 def test_a_decoder_that_was_changed_gets_graphs_of_its_own(captured):
     with torch.inference_mode(mode=False):  # whose tensors do not count how often they are written
         sd15_vae = build_pipeline("sd15").vae
-    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
-    before = captured.decode(sd15_vae, latents, SQUARE, record, source)[0]
+    before = captured.decode(sd15_vae, latents, SQUARE, record)[0]
     with torch.inference_mode(mode=False), torch.no_grad():
         sd15_vae.decoder.conv_out.weight.mul_(1.5)
-    got, again = (captured.decode(sd15_vae, latents, SQUARE, record, source)[0] for _ in range(2))
+    got, again = (captured.decode(sd15_vae, latents, SQUARE, record)[0] for _ in range(2))
     assert before.tobytes() != got.tobytes() == again.tobytes()
     assert captured.decoders.misses == 2
 
@@ -284,12 +286,12 @@ FAULTS = pytest.mark.parametrize("replay", [broken, unsupported, nan], ids=lambd
 
 @FAULTS
 def test_a_decode_whose_first_replay_fails_or_differs_is_eager_from_then_on(captured, sd15_vae, monkeypatch, replay):
-    source, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
+    _, record = decode(sd15_vae, torch.randn(1, 4, SIZE, SIZE))
     latents = torch.randn(1, 4, SIZE, SIZE)
-    expected = decode_sparse(sd15_vae, latents, SQUARE, record, source)[0].tobytes()
+    expected = decode_sparse(sd15_vae, latents, SQUARE, record)[0].tobytes()
     monkeypatch.setattr(EagerGraph, "replay", replay)
     with pytest.warns(RuntimeWarning, match="a captured graph was given up") as warned:
-        pictures = [captured.decode(sd15_vae, latents, SQUARE, record, source)[0].tobytes() for _ in range(2)]
+        pictures = [captured.decode(sd15_vae, latents, SQUARE, record)[0].tobytes() for _ in range(2)]
     assert pictures == [expected] * 2 and len(warned) == 1 and captured.reason
 
 

@@ -163,12 +163,12 @@ def test_a_sparse_decode(name):
     """From a record to the pixels of its rectangles and the record to be, tables and statistics written in between."""
     vae, grid = build_pipeline("sd15").vae, grids(16, 16)[name]
     with torch.inference_mode():
-        _, record = decode(vae, torch.randn(1, 4, 16, 16))
+        picture, record = decode(vae, torch.randn(1, 4, 16, 16))
         maps = StepFeatures(
             *({n: t.to(META) for n, t in d.items()} for d in (record.features.maps, record.features.statistics))
         )
         fine = ({n: t.to(META) for n, t in d.items()} for d in (record.sums, record.statistics))
-        vae, moved = vae.to(META), DecoderCache(maps, *fine)
+        vae, moved = vae.to(META), DecoderCache(maps, picture, *fine)
         plan, latents, watched = coarse_plan(vae, grid), torch.zeros(1, 4, 16, 16, device=META), Watched()
         decoder = CapturedDecoder(vae, (16, 16))
         for watched.on in (False, True):

@@ -194,7 +194,9 @@ class TestRemake:
         assert (first.run.checked, second.run.checked) == (True, False)
         for result in (first, second):
             editor.checkout(result.id)
-            assert Editor.remake(written(editor)).current.image.tobytes() == result.image.tobytes()
+            again = Editor.remake(written(editor)).current
+            assert again.image.tobytes() == result.image.tobytes()
+            assert result.run.rim.any() and np.array_equal(again.run.rim, result.run.rim)
 
     @pytest.mark.slow
     def test_edits_go_on_from_there(self, editor, model):
@@ -428,10 +430,12 @@ BAD_EDIT = {
     "growth": [1],
     "structure": float("nan"),
     "start": 2,
+    "rim": [63],
     "mask": {"source": "given", "confidence": 1, "runs": [10**18, 5]},
 }
 BAD |= {f"source {name}": {"source": GOOD["source"] | {name: value}} for name, value in BAD_SOURCE.items()}
 BAD |= {f"edit {name}": {"edits": [GOOD["edits"][0] | {name: value}]} for name, value in BAD_EDIT.items()}
+BAD["a rim that is all of the mask"] = {"edits": [GOOD["edits"][0] | {"rim": [0, 64]}]}
 
 
 def bad(name):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fisedit.sparse.compositing import composite
+from fisedit.sparse.vae_decode import decode_sparse
 from tests.support.grids import grids
 
 SIZES = [(16, 16), (13, 17)]
@@ -18,3 +20,9 @@ def levels(image):
 
 def pixels_of(grid):
     return np.kron(grid, np.ones((8, 8), bool))
+
+
+def decode_into(source, vae, latents, grid, record):
+    """A sparse decode set into the source's picture, and its record."""
+    picture, kept = decode_sparse(vae, latents, grid, record)
+    return composite(source, picture, grid), kept

@@ -60,7 +60,7 @@ def calls_of_today() -> Calls:
     for name, area, grid in workload.masks_of_areas(AREAS, settings.size):
         calls[f"{name} {area:.0%} step"] = bench._sparse_step(grid)
         calls[f"{name} {area:.0%} decode"] = lambda grid=grid: decode_sparse(
-            bench.pipe.vae, bench.random_latents, grid, bench.decoder, bench.picture
+            bench.pipe.vae, bench.random_latents, grid, bench.decoder
         )
     return calls
 

@@ -43,6 +43,7 @@ class MethodResult:
     Args:
         picture: the edited one.
         grid: mask of latent cells [h, w]; None for a method without one.
+        rim: cells [h, w] beside it whose pixels may have changed too, or None.
         evaluations: of the UNet, with those that predict a mask; a batch of any size is one.
         macs: multiply-accumulates of UNet and decoder.
         sparse: whether it ran sparsely, so that the dense blended edit is its reference.
@@ -57,6 +58,12 @@ class MethodResult:
     sparse: bool = False
     reason: str = ""
     reconstructs: bool = False
+    rim: BoolGrid | None = None
+
+    @property
+    def painted(self) -> BoolGrid | None:
+        """The cells [h, w] whose pixels may have changed; None for a method without a mask."""
+        return self.grid if self.grid is None or self.rim is None else self.grid | self.rim
 
 
 @dataclass(eq=False)
@@ -138,7 +145,9 @@ class EditCase:
             hook_handle.remove()
         stats = result.stats
         sparse = stats.unet_evaluations_sparse > 0
-        return MethodResult(result.image, result.mask.grid, len(calls), stats.macs, sparse, stats.fallback)
+        return MethodResult(
+            result.image, result.latent_cells, len(calls), stats.macs, sparse, stats.fallback, rim=result.run.rim
+        )
 
     def blended(self, grid: BoolGrid) -> Image:
         """The dense blended edit: outside the mask [h, w], the source's latents after every step."""

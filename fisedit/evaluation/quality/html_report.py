@@ -80,7 +80,7 @@ def _contact_sheet(
     columns = [("source", source)]
     if case.edit.true_mask is not None:
         columns.append(("true mask", overlay(source, _mask_image(case.edit.true_mask))))
-    ours = case.ours.grid
+    ours = case.ours.painted
     if ours is not None:
         columns.append(("our mask", overlay(source, _mask_image(cells_to_pixels(ours)))))
     for method, result in results.items():

@@ -45,7 +45,7 @@ def erased(case: EditCase) -> MethodResult | None:
     result = case.editor.erase(Region.mask(case.true_grid))
     stats = result.stats
     evaluations = stats.unet_evaluations_dense + stats.unet_evaluations_sparse
-    return MethodResult(result.image, result.mask.grid, evaluations, stats.macs)
+    return MethodResult(result.image, result.latent_cells, evaluations, stats.macs, rim=result.run.rim)
 
 
 def structured(case: EditCase, share: float) -> MethodResult:

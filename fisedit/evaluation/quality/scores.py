@@ -128,19 +128,20 @@ _NO_MASK: dict[str, Any] = dict.fromkeys(
 
 
 def _score_mask(case: EditCase, result: MethodResult, grid: BoolGrid) -> dict[str, Any]:
-    """The metrics of a method's own mask [h, w]."""
+    """The metrics of a method's own mask [h, w]: what the edit itself reaches, and of all that is painted."""
     picture, source, true_mask = result.picture, case.source.image, case.edit.true_mask
+    painted = grid if result.painted is None else result.painted
     inside = metrics.cells_to_pixels(grid)
     reference = case.blended(grid) if result.sparse or result.reason else None
     psnr = None if reference is None else metrics.psnr(picture, reference, inside)
     return {
-        "area": float(grid.mean()),
+        "area": float(painted.mean()),
         "whole": bool(grid.all()),
-        "fit": None if true_mask is None else metrics.mask_fit(grid, true_mask),
-        "leftover": None if case.edit.removed is None else metrics.share_outside(case.edit.removed, grid),
-        "exact": None if grid.all() else metrics.equal_outside(picture, source, grid),
+        "fit": None if true_mask is None else metrics.mask_fit(painted, true_mask),
+        "leftover": None if case.edit.removed is None else metrics.share_outside(case.edit.removed, painted),
+        "exact": None if painted.all() else metrics.equal_outside(picture, source, painted),
         "inside_psnr": psnr if result.sparse else None,
-        "seam": metrics.seam(picture, reference, grid) if reference and result.sparse else None,
+        "seam": metrics.seam(picture, reference, painted) if reference and result.sparse else None,
         "dense_psnr": None if result.sparse else psnr,
         "kept_psnr": metrics.psnr(picture, source, inside) if grid.any() else None,
     }
@@ -165,7 +166,7 @@ def _edited_pixels(case: EditCase) -> BoolGrid | None:
     """The pixels that may change: the truth, or our own mask where it is unknown; None for the whole picture."""
     if case.edit.is_global or case.edit.true_mask is not None:
         return case.edit.true_mask
-    return None if case.ours.grid is None else metrics.cells_to_pixels(case.ours.grid)
+    return None if case.ours.painted is None else metrics.cells_to_pixels(case.ours.painted)
 
 
 def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
