@@ -20,7 +20,8 @@ class Preview:
     """What an edit would do, before it is run.
 
     Args:
-        mask: where it would paint, with heatmap and confidence.
+        mask: where it would paint, with heatmap and confidence; found by words, it is joined by cells beside it that
+            show the edit once they are decoded.
         diff: what the words change.
         macs: multiply-accumulates that it would spend.
         macs_dense: those of a dense run.
