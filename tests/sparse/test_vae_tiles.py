@@ -88,9 +88,9 @@ def covers(one, other):
 
 
 def test_a_box_is_cut_finer_where_cells_are_dear():
-    """Two blobs that a halo of half a cell would join and one of a quarter would not."""
+    """Two blobs that a halo of one cell joins and one of half a cell does not."""
     grid = np.zeros((64, 64), bool)
-    grid[5:7, 5:8] = grid[7:9, 8:11] = True
+    grid[5:7, 5:8] = grid[7:10, 8:11] = True
     (box,) = boxes(grid)
     pieces = cut(grid, box, 3)
     assert len(pieces) == 2 and sum(piece.area for piece in pieces) == grid.sum()
