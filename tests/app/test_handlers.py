@@ -55,7 +55,7 @@ def test_a_preview_says_what_the_edit_does_and_keeps_nothing(state, session):
     seen = handlers.preview(state, session, DOG)
     assert len(session.history) == 1 and session.idle
     result = last(handlers.edit(state, session, DOG))
-    assert np.array_equal(seen.preview.mask.grid, result.mask.grid) and seen.seconds > 0 and seen.dense_seconds > 0
+    assert np.array_equal(seen.preview.mask.grid, result.latent_cells) and seen.seconds > 0 and seen.dense_seconds > 0
     assert handlers.preview(state, session, DOG).seconds == 0
 
 

@@ -75,7 +75,7 @@ def test_a_picture_and_its_edits_are_its_models(state, session, other):
     assert list(handlers.measure_dense(state, session, edits[1].id))[-1].seconds > 0
     history.checkout(session, edits[1].id)
     seen = handlers.preview(state, session, FOX)
-    assert np.array_equal(seen.preview.mask.grid, last(handlers.edit(state, session, FOX)).mask.grid)
+    assert np.array_equal(seen.preview.mask.grid, last(handlers.edit(state, session, FOX)).latent_cells)
 
 
 def test_a_model_is_loaded_when_it_is_needed_first(other, tmp_path):
