@@ -11,9 +11,10 @@ import pytest
 
 from fisedit.errors import InputError, ModelError
 from fisedit.evaluation import model_validation
-from fisedit.evaluation.model_validation import QUICK_EDITS, check_rows, summary_rows, validate_model
+from fisedit.evaluation.model_validation import QUICK_EDITS, validate_model
 from fisedit.evaluation.quality import metrics
 from fisedit.evaluation.settings import ValidationSettings
+from fisedit.evaluation.validation_report import check_rows, summary_rows
 from tests.support.inpainting import inpainting
 from tests.support.quality import grey, picture
 
