@@ -29,7 +29,7 @@ class EditResult:
         parent: id of the result it was edited from; None for a source.
         config: prompt, seed, sampler and size.
         image: the picture.
-        mask: the latent cells that may differ from the parent's.
+        mask: the latent cells whose pixels may differ from the parent's.
         diff: what the prompt edit changed.
         stats: what it cost and why.
         run: how it was computed.

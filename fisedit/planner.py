@@ -67,6 +67,7 @@ class EditPlan:
         protected: booleans [h, w], cells that the mask may not grow to, or None.
         regional: cells with prompts of their own.
         has_rim: whether cells beside the mask that show the edit become a part of it when it is decoded.
+        rim: booleans [h, w], those cells as they were found before; None to find them.
     """
 
     mask: EditMask
@@ -84,6 +85,7 @@ class EditPlan:
     protected: BoolGrid | None = None
     regional: tuple[RegionalPrompt, ...] = ()
     has_rim: bool = False
+    rim: BoolGrid | None = None
 
     @property
     def decoded_cells(self) -> BoolGrid:
@@ -176,7 +178,7 @@ class Planner:
             start=start,
             protected=request.region.protected(scope),
             regional=regional,
-            has_rim=by_words,
+            has_rim=by_words and not request.is_frame,
         )
         if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
             return plan
@@ -243,6 +245,7 @@ class Planner:
             start=run.start,
             regional=run.regional,
             has_rim=run.rim is not None,
+            rim=run.rim,
         )
         return self._with_drift_check(request, plan, passed=True) if run.checked else plan
 

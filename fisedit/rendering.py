@@ -159,7 +159,7 @@ class Renderer(EditRequests):
 
     def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""
-        vae, latents, rim = self.engine.pipe.vae, trajectory.latents[-1], None
+        vae, latents, rim = self.engine.pipe.vae, trajectory.latents[-1], plan.rim
         with request.stopwatch.stage("decode"), torch.inference_mode():
             cache = self.source(request)[1] if request.parent else None
             if cache and plan.dilation:
@@ -169,7 +169,7 @@ class Renderer(EditRequests):
                 image, decoder = decode(vae, latents)
             if request.parent and cache:
                 grid = plan.mask.grid
-                if plan.has_rim:
+                if plan.has_rim and rim is None:
                     rim = find_rim(cache.picture, image, grid)
                     rim &= True if plan.protected is None else ~plan.protected
                 image = composite(request.parent.canvas, image, grid, rim, cache.picture)

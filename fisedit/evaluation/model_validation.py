@@ -314,8 +314,8 @@ class _Run:
         )
 
     def _is_exact(self, case: EditCase, result: EditResult) -> bool:
-        """Whether latents of every step, and pixels, are the source's outside the mask (E3)."""
-        outside = ~torch.from_numpy(result.mask.grid.copy()).to(self._pipe.unet.device)
+        """Whether latents of every step, and pixels, are the source's outside what the edit may change (E3)."""
+        outside = ~torch.from_numpy(result.latent_cells.copy()).to(self._pipe.unet.device)
         edited = get_trajectory(case.editor, result)
         pairs = zip(edited.latents, case.trajectory.latents, strict=True)
         return result.changed_outside(case.source) == 0 and all(

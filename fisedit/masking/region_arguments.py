@@ -99,7 +99,7 @@ def region_of(region: Region | None, mask: object, protect: object, grow: int, o
     if region is None and mask is not None:
         if options != MaskOptions():
             raise InputError(
-                "give a mask, or words, instance, method and probe_steps, got both; "
+                "give a mask, or words, instance, mask_method and probe_steps, got both; "
                 "join them as Region.mask(...) & Region.words(...)"
             )
         found = Region.mask(mask)

@@ -6,7 +6,7 @@ Knows pictures and masks; nothing about how either was made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fisedit.values import BoolGrid
 
-    Levels = NDArray[np.float64]
+    Levels = NDArray[np.floating[Any]]
 
 BLEND_WIDTH = 12
 """Pixels inside the mask over which the edit is led to the source's colours, 1 or more."""
@@ -76,7 +76,7 @@ def composite(
     """
     inside = _pixels(grid)
     painted = inside if rim is None else _pixels(grid | rim)
-    if painted.all():
+    if inside.all():
         return edited
     old, new = _levels(source), _levels(edited)
     if rim is not None and rim.any():
@@ -85,13 +85,13 @@ def composite(
         unchanged = np.clip(1 - np.abs(new - before).max(-1, keepdims=True) / VISIBLE_CHANGE, 0, 1)
         lost = np.where(inside[..., None], 0, unchanged * np.clip(old - before, -MAX_CORRECTION, MAX_CORRECTION))
         new = _lead(new + lost, inside, lost)
-    missing = np.clip(old - new, -MAX_CORRECTION, MAX_CORRECTION)
-    new = _lead(new, painted, np.where(painted[..., None], 0, missing))
+    missing = np.where(painted[..., None], 0, np.clip(old - new, -MAX_CORRECTION, MAX_CORRECTION))
+    new = _lead(new, painted, missing)
     return Image.fromarray(np.where(painted[..., None], new.round().clip(0, 255), old).astype(np.uint8))
 
 
 def _levels(picture: Image.Image) -> Levels:
-    return np.array(picture.convert("RGB"), np.float64)
+    return np.array(picture.convert("RGB"), np.float32)
 
 
 def _pixels(grid: BoolGrid) -> BoolGrid:

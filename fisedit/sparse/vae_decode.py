@@ -119,7 +119,7 @@ def decode_sparse(
         cache: of the source's decode.
 
     Returns:
-        A picture that some pixels beyond the mask has exactly the source's, as decoded, and the cache of this decode.
+        A picture that one pixel beyond the mask's boxes is the source's, as decoded, and the cache of this decode.
 
     Raises:
         NumericsError: the decoder gave NaN or infinity.
@@ -142,11 +142,10 @@ def paste(decoded: Sequence[DecodedBox], cache: DecoderCache) -> tuple[Image.Ima
     """
     edited = np.array(cache.picture)
     pixels = [np.asarray(_picture(each.sample)) for each in decoded]
-    for each, shown in zip(decoded, pixels, strict=True):
-        edited[each.outer.slices] = shown
-    for each, shown in zip(decoded, pixels, strict=True):  # a box's own pixels count more than a neighbour's halo
-        own = each.box.scaled(LATENT_FACTOR)
-        edited[own.slices] = shown[own.within(each.outer).slices]
+    for beyond in (1, 0):  # which boundaries are blended by; a box's own pixels count more than a neighbour's
+        for each, shown in zip(decoded, pixels, strict=True):
+            part = each.box.scaled(LATENT_FACTOR).dilated(beyond).clipped(each.outer)
+            edited[part.slices] = shown[part.within(each.outer).slices]
     picture = Image.fromarray(edited)
     return picture, replace(cache, picture=picture)
 

@@ -45,6 +45,16 @@ def decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
 
 
+def is_rim(rim: BoolGrid, grid: BoolGrid) -> bool:
+    """Whether cells are a part of a mask, and not all of it.
+
+    Args:
+        rim: booleans [h, w].
+        grid: the mask, booleans [h, w].
+    """
+    return bool(grid[rim].all() and grid[~rim].any())
+
+
 def run_entry(run: EditRun) -> dict[str, Any]:
     """How an edit was computed, as JSON has it; what only some edits have is left out of the others.
 

@@ -23,7 +23,7 @@ import numpy as np
 from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.paths import HUB_ID, expand_home
-from fisedit.storage.cell_runs import decode_runs, parse_run, run_entry, run_lengths
+from fisedit.storage.cell_runs import decode_runs, is_rim, parse_run, run_entry, run_lengths
 from fisedit.storage.image_metadata import Metadata, parameters_before
 from fisedit.values import (
     LATENT_FACTOR,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 _VERSION_WITHOUT_REGIONS = 1
-"""Of origins without soft masks, parts of pictures, erasing and prompts of regions, which older versions read."""
+"""Of origins without soft masks, parts of pictures, erasing, prompts of regions and rims, which older versions read."""
 
 _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
@@ -390,7 +390,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
     grid = decode_runs(mask["runs"], config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
     run = parse_run(data, config)
     _checked(run.growth, run.growth or not run.needs_mask)
-    _checked(run.rim, run.rim is None or (grid & ~run.rim).any())
+    _checked(run.rim, run.rim is None or (is_rim(run.rim, grid) and "levels" not in mask))
     says_something = isinstance(data["prompt"], str) and (data["prompt"].strip() or run.needs_mask)
     return PastEdit(
         _checked(data["prompt"], says_something and grid.any()),

@@ -1,7 +1,7 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 3 has regions; versions 2 and 3 have a digest of the index and one of every file; version 1, of fisedit 0.1.0,
-has none and is read only.
+Version 3 has regions and rims; versions 2 and 3 have a digest of the index and one of every file; version 1, of fisedit
+0.1.0, has none and is read only.
 Knows JSON and values; neither files nor pictures.
 """
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 VERSION = 3
 _VERSION_WITHOUT_REGIONS = 2
-"""Of sessions without parts of pictures, erasing and prompts of regions, which older versions read."""
+"""Of sessions without parts of pictures, erasing, prompts of regions and rims, which older versions read."""
 
 _VERSION_WITHOUT_DIGESTS = 1
 _VERSIONS = (VERSION, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
@@ -218,7 +218,7 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
 
 def version_of(results: Iterable[EditResult]) -> int:
     """The version of an index of results: the oldest that has all that they need."""
-    needs_regions = any(each.run.needs_mask or each.config.crop for each in results)
+    needs_regions = any(each.run.needs_mask or each.run.rim is not None or each.config.crop for each in results)
     return VERSION if needs_regions else _VERSION_WITHOUT_REGIONS
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 from fisedit.errors import InputError, SessionError
 from fisedit.history import EditResult, History
 from fisedit.storage.canvas import to_editable
+from fisedit.storage.cell_runs import is_rim
 from fisedit.storage.files import SESSION_INDEX
 from fisedit.storage.images import decode, read_bytes, read_size
 from fisedit.storage.session_index import (
@@ -139,8 +140,9 @@ class SessionReader:
             raise InputError(f"the picture must have its parent's size, got {image.size}")
         if config.crop and (config.crop[2] > image.width or config.crop[3] > image.height or painted is None):
             raise InputError(f"the part {config.crop} must lie on the picture, got {image.size}")
-        if entry.run.rim is not None and not (levels > 0)[~entry.run.rim].any():
-            raise InputError("a rim must leave a part of the mask")
+        is_hard = soft_levels(levels) is None
+        if (rim := entry.run.rim) is not None and not (parent is not None and is_hard and is_rim(rim, levels > 0)):
+            raise InputError("a rim must be a part of an edit's mask")
         return EditResult(
             entry.id,
             entry.parent,

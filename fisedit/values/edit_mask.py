@@ -124,7 +124,7 @@ def soft_levels(levels: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
 
 @dataclass(frozen=True, eq=False)
 class EditMask:
-    """Latent cells that may change. Its arrays cannot be written to.
+    """Latent cells whose pixels may change. Its arrays cannot be written to.
 
     Args:
         grid: booleans [h, w], one per latent cell (8x8 pixels).

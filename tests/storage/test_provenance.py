@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
-from fisedit import Editor, __version__
+from fisedit import Editor, Region, __version__
 from fisedit.errors import InputError, ModelError
 from fisedit.models import paths
+from fisedit.sparse import compositing
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.storage import image_metadata, images, provenance
 from fisedit.storage.image_metadata import Metadata, owner_info
 from fisedit.storage.images import decode
@@ -190,13 +192,28 @@ class TestRemake:
         """The check moves roundings, so it is made again as well."""
         editor = Editor.from_pretrained("demo", dtype="fp32")
         editor.generate("a cat and a cake on a beach", seed=7, guidance_scale=4, num_inference_steps=10)
-        first, second = (editor.edit("a dog and a cake on a beach", verify=verify) for verify in (True, False))
+        first = editor.edit("a dog and a cake on a beach")
+        editor.undo()
+        second = editor.edit("a dog and a cake on a beach", verify=False)
         assert (first.run.checked, second.run.checked) == (True, False)
         for result in (first, second):
             editor.checkout(result.id)
             again = Editor.remake(written(editor)).current
             assert again.image.tobytes() == result.image.tobytes()
             assert result.run.rim.any() and np.array_equal(again.run.rim, result.run.rim)
+
+    @pytest.mark.parametrize("place", ["protected", "boxed"])
+    def test_cells_beside_a_mask_stay_out_of_what_is_protected(self, editor, model, monkeypatch, place):
+        """Where every cell beside it would be painted too; it is remembered which were."""
+        monkeypatch.setattr(compositing, "VISIBLE_CHANGE", 1e-9)
+        barred = grids(8, 8)["checkerboard"]
+        editor.generate(CAT, seed=7, num_inference_steps=2, width=64, height=64)
+        region = Region.words() - Region.mask(barred) if place == "protected" else Region.words() & Region.mask(~barred)
+        result = editor.edit(DOG, region=region, verify=False)
+        beside = dilate(result.latent_cells, 1) & ~result.latent_cells
+        assert (beside & barred).any() and np.array_equal(result.run.rim, beside & ~barred)
+        again = Editor.remake(written(editor), model=model).current
+        assert np.array_equal(again.mask.grid, result.mask.grid) and again.image.tobytes() == result.image.tobytes()
 
     @pytest.mark.slow
     def test_edits_go_on_from_there(self, editor, model):
@@ -435,7 +452,10 @@ BAD_EDIT = {
 }
 BAD |= {f"source {name}": {"source": GOOD["source"] | {name: value}} for name, value in BAD_SOURCE.items()}
 BAD |= {f"edit {name}": {"edits": [GOOD["edits"][0] | {name: value}]} for name, value in BAD_EDIT.items()}
-BAD["a rim that is all of the mask"] = {"edits": [GOOD["edits"][0] | {"rim": [0, 64]}]}
+BAD |= {
+    f"a rim that is {what}": {"edits": [GOOD["edits"][0] | {"rim": runs}]}
+    for what, runs in {"all of the mask": [10, 5, 49], "beside it": [0, 1, 63]}.items()
+}
 
 
 def bad(name):

@@ -247,7 +247,7 @@ def same(a: EditResult, b: EditResult) -> bool:
 
 def check_outside(editor: Editor, result: EditResult, source: EditResult) -> None:
     """Check that latents and pixels outside the mask are the source's, and that the picture is another."""
-    outside = ~torch.from_numpy(result.mask.grid)
+    outside = torch.from_numpy(~result.latent_cells)
     ours, theirs = latents(trajectory(editor, result)), latents(trajectory(editor, source))
     assert torch.equal(ours[..., outside], theirs[..., outside])
     assert pixels_outside(result, source) and not same(result, source)

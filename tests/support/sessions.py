@@ -59,7 +59,8 @@ def _result(result):
         None if image is None else (image.mode, image.size, image.tobytes()) for image in (result.image, result.painted)
     ]
     mask = (np.asarray(result.mask.grid).tobytes(), result.mask.source, result.mask.confidence)
-    rest = (result.run.growth, result.run.structure, result.run.start, result.run.checked)
+    rim = None if result.run.rim is None else result.run.rim.tobytes()
+    rest = (result.run.growth, result.run.structure, result.run.start, result.run.checked, rim)
     return result.id, result.parent, asdict(result.config), images, mask, result.stats.as_dict(), rest
 
 
