@@ -26,7 +26,7 @@ from PIL import Image
 from tests.golden.cases import CASES, HERE, INPUTS, RECIPE, Bench, load
 from tests.golden.outcome import machine, save
 
-MADE_AT = "933436f"
+MADE_AT = "ea64450"
 INDEX, PICTURES = HERE / "golden.json", HERE / "pictures"
 _PACKAGES = ("diffusers", "transformers", "peft", "numpy", "pillow")
 
