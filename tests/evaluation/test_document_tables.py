@@ -98,6 +98,19 @@ MEASURES = {
         *_REFERENCE,
         *(f"fisedit/evaluation/{name}.py" for name in ("adapter_speed", "speed", "timing", "workload")),
     ),
+    "bench drive": (
+        *_ENGINE,
+        "fisedit/editor",
+        ":(exclude)fisedit/editor/sessions.py",
+        *(
+            f"fisedit/adapters/{name}.py"
+            for name in ("base", "drive_adapter", "drive_networks", "insertion_points", "pose_picture", "references")
+        ),
+        "fisedit/evaluation/drive_quality.py",
+        "fisedit/evaluation/scenes",
+        "weights/demo",
+        "weights/demo-pose",
+    ),
     "bench masks": (*_QUALITY, *_ENGINE, "weights/demo"),
     "bench picks": (*_QUALITY, *_ENGINE, "fisedit/evaluation/picks.py", "weights/demo"),
     "bench erase": (

@@ -1,4 +1,4 @@
-"""The demo model that ships, and its adapter: complete, small enough, and with the checksums of `weights/README.md`."""
+"""The demo model that ships, and its adapters: complete, small, and with the checksums of `weights/README.md`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisedit import Editor
+from fisedit import Drive, Editor, Region
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.errors import AdapterError
 from fisedit.models import loader, paths
@@ -54,11 +54,12 @@ def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_p
         load_adapter("demo-look")
 
 
-def test_the_demo_models_adapter_loads_and_is_small():
-    folder = paths.demo_adapter_folder("demo-look")
-    assert folder == WEIGHTS / "demo-look"
+@pytest.mark.parametrize("name", paths.DEMO_ADAPTERS)
+def test_the_demo_models_adapters_load_and_are_small(name):
+    folder = paths.demo_adapter_folder(name)
+    assert folder == WEIGHTS / name
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
-    assert all(weight.isfinite().all() for weight in load_adapter("demo-look").state_dict().values())
+    Editor.from_pretrained("demo", device="cpu").load_adapter(name)  # which refuses NaN and infinity
 
 
 def test_an_edit_takes_a_references_look_and_nothing_else_moves():
@@ -74,6 +75,23 @@ def test_an_edit_takes_a_references_look_and_nothing_else_moves():
     inside = np.kron(mask, np.ones((8, 8), bool))
     assert (np.asarray(plain.image)[~inside] == np.asarray(looked.image)[~inside]).all()
     assert not (np.asarray(plain.image)[inside] == np.asarray(looked.image)[inside]).all()
+
+
+def test_a_head_follows_its_pose_and_nothing_else_moves():
+    """The head's dark pixels, its eyes and mouth, move with it."""
+    editor = Editor.from_pretrained("demo", device="cpu")
+    editor.load_adapter("demo-pose")
+    words, middles = "a panda on the grass", []
+    at_rest = Drive((0, 0, 0, 0, 0.2, 0.4))
+    source = editor.generate(words, seed=7, guidance_scale=4, num_inference_steps=10, drive=at_rest)
+    for x in (-0.3, 0.3):
+        editor.checkout(source.id)
+        moved = editor.edit(words, region=Region.box(16, 64, 240, 224), drive=Drive((0, 0, 0, x, 0.2, 0.4)))
+        assert moved.changed_outside(source) == 0
+        dark = np.asarray(moved.image.convert("L"))[64:224] < 70
+        middles.append(np.nonzero(dark)[1].mean())
+    left, right = middles
+    assert right - left > 0.4 * 128  # of .6 half sides that it was moved by
 
 
 if __name__ == "__main__":
