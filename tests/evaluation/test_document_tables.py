@@ -51,7 +51,14 @@ _REFERENCE = (
     *(
         f":(exclude)fisedit/adapters/{name}"  # adapters of other kinds, what loads them, and what trains them
         for name in (
-            *("control_net.py", "control_pictures.py", "drive_adapter.py", "drive_files.py", "drive_networks.py"),
+            *(
+                "checkpoints.py",
+                "control_net.py",
+                "control_pictures.py",
+                "drive_adapter.py",
+                "drive_files.py",
+                "drive_networks.py",
+            ),
             *("ip_adapter.py", "loading.py", "lora.py", "motion_*", "pose_picture.py", "t2i_adapter.py", "training"),
         )
     ),
