@@ -24,6 +24,7 @@ TEXTS = [
         "weights/README.md",
         "weights/demo/README.md",
         "weights/demo-look/README.md",
+        "weights/demo-pose/README.md",
     )
 ] + sorted((ROOT / "docs").rglob("*.md"))
 FEW = ("--num-inference-steps", "2")

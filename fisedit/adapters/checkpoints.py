@@ -162,9 +162,9 @@ def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
         raise problem
     path = paths.adapter_path(source, local_files_only=local_files_only, is_wanted=_may_be_one)
     if not path.exists():
+        shipped = ", ".join(f'"{name}"' for name in DEMO_ADAPTERS)
         raise AdapterError(
-            f'adapter must be "{DEMO_ADAPTERS[0]}", a folder, a .safetensors file or a hub id owner/name, '
-            f"got {source} (not there)"
+            f"adapter must be {shipped}, a folder, a .safetensors file or a hub id owner/name, got {source} (not there)"
         )
     return path
 

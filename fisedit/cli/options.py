@@ -152,8 +152,8 @@ Adapter = Annotated[
         "--control-net",
         "--t2i-adapter",
         metavar="<str>",
-        help="Adapter of any kind that reads a --reference, a --control or poses: demo-look, a folder, .safetensors "
-        "file, hub id or file on the hub; may be repeated.",
+        help="Adapter of any kind that reads a --reference, a --control or poses: demo-look, demo-pose, a folder, "
+        ".safetensors file, hub id or file on the hub; may be repeated.",
     ),
 ]
 AdapterScale = Annotated[

@@ -107,7 +107,7 @@ class AdapterMixin(EditorBase):
         HelloMeme's and AnimateDiff's (arXiv 2307.04725), are at work in clips alone (see `edit_frames`).
 
         Args:
-            source: "demo-look", which ships for the demo model, a published folder, a .safetensors file,
+            source: "demo-look" or "demo-pose", which ship for the demo model, a published folder, a .safetensors file,
                 or a hub id such as "songkey/hm3_reference".
             scale: factor of its effect, -10 to 10. Several adapters add up.
             weight_name: of a file in a folder or on the hub: "models/ip-adapter_sd15.safetensors" of "h94/IP-Adapter".

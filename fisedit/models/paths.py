@@ -23,7 +23,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "scheduler/*.json", "tokenizer/*"]
 """All files of a model's folder except its weights."""
 
-DEMO_ADAPTERS = ("demo-look",)
+DEMO_ADAPTERS = ("demo-look", "demo-pose")
 """Names of the demo model's adapters, which ship with fisedit."""
 
 _PACKAGE = Path(__file__).parents[1]

@@ -179,7 +179,10 @@ def source_arguments(origin: Origin, changes: Mapping[str, Any]) -> dict[str, An
     if unknown := sorted(set(changes) - allowed):
         raise InputError(f"the picture was {kind}, where {unknown[0]} means nothing; leave it out")
     if origin.config.like or any(edit.like for edit in origin.edits):
-        raise InputError("the picture was made with an adapter, which its file does not hold; open it as a picture")
+        raise InputError(
+            "the picture was made with an adapter, which its file does not hold; "
+            "open it as a picture (edit --picture, drive --source-prompt)"
+        )
     if loras := [*origin.config.loras, *(lora for edit in origin.edits for lora in edit.loras)]:
         names = ", ".join(sorted({name for name, _ in loras}))
         raise InputError(

@@ -380,7 +380,9 @@ class TestCommands:
         RED.save(tmp_path / "red.png")
         common = ["edit", "--model", model, "--source-prompt", CAT, "--prompt", DOG, "--num-inference-steps", 1]
         fisedit(*common, "--reference", "red.png").refused("adapter", "call load_adapter first")
-        fisedit(*common, "--adapter", "nowhere/at/all").refused("adapter", 'adapter must be "demo-look", a folder')
+        fisedit(*common, "--adapter", "nowhere/at/all").refused(
+            "adapter", 'adapter must be "demo-look", "demo-pose", a folder'
+        )
         (tmp_path / "text.png").write_text("no picture")
         fisedit(*common, "--reference", "text.png").refused("input")
 

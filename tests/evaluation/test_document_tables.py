@@ -51,7 +51,14 @@ _REFERENCE = (
     *(
         f":(exclude)fisedit/adapters/{name}"  # adapters of other kinds, what loads them, and what trains them
         for name in (
-            *("control_net.py", "control_pictures.py", "drive_adapter.py", "drive_files.py", "drive_networks.py"),
+            *(
+                "checkpoints.py",
+                "control_net.py",
+                "control_pictures.py",
+                "drive_adapter.py",
+                "drive_files.py",
+                "drive_networks.py",
+            ),
             *("ip_adapter.py", "loading.py", "lora.py", "motion_*", "pose_picture.py", "t2i_adapter.py", "training"),
         )
     ),
@@ -97,6 +104,19 @@ MEASURES = {
         *_ENGINE,
         *_REFERENCE,
         *(f"fisedit/evaluation/{name}.py" for name in ("adapter_speed", "speed", "timing", "workload")),
+    ),
+    "bench drive": (
+        *_ENGINE,
+        "fisedit/editor",
+        ":(exclude)fisedit/editor/sessions.py",
+        *(
+            f"fisedit/adapters/{name}.py"
+            for name in ("base", "drive_adapter", "drive_networks", "insertion_points", "pose_picture", "references")
+        ),
+        "fisedit/evaluation/drive_quality.py",
+        "fisedit/evaluation/scenes",
+        "weights/demo",
+        "weights/demo-pose",
     ),
     "bench masks": (*_QUALITY, *_ENGINE, "weights/demo"),
     "bench picks": (*_QUALITY, *_ENGINE, "fisedit/evaluation/picks.py", "weights/demo"),

@@ -1,4 +1,4 @@
-"""The demo model that ships, and its adapter: complete, small enough, and with the checksums of `weights/README.md`."""
+"""The demo model that ships, and its adapters: complete, small, and with the checksums of `weights/README.md`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from PIL import Image
 from fisedit import Editor
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.errors import AdapterError
+from fisedit.evaluation.drive_quality import measure_drive_quality
+from fisedit.evaluation.settings import DriveQualitySettings
 from fisedit.models import loader, paths
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
@@ -54,11 +56,12 @@ def test_the_demo_model_is_found_in_a_wheel_and_in_a_checkout(monkeypatch, tmp_p
         load_adapter("demo-look")
 
 
-def test_the_demo_models_adapter_loads_and_is_small():
-    folder = paths.demo_adapter_folder("demo-look")
-    assert folder == WEIGHTS / "demo-look"
+@pytest.mark.parametrize("name", paths.DEMO_ADAPTERS)
+def test_the_demo_models_adapters_load_and_are_small(name):
+    folder = paths.demo_adapter_folder(name)
+    assert folder == WEIGHTS / name
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
-    assert all(weight.isfinite().all() for weight in load_adapter("demo-look").state_dict().values())
+    Editor.from_pretrained("demo", device="cpu").load_adapter(name)  # which refuses NaN and infinity
 
 
 def test_an_edit_takes_a_references_look_and_nothing_else_moves():
@@ -74,6 +77,14 @@ def test_an_edit_takes_a_references_look_and_nothing_else_moves():
     inside = np.kron(mask, np.ones((8, 8), bool))
     assert (np.asarray(plain.image)[~inside] == np.asarray(looked.image)[~inside]).all()
     assert not (np.asarray(plain.image)[inside] == np.asarray(looked.image)[inside]).all()
+
+
+def test_heads_follow_their_poses_and_nothing_else_moves():
+    settings = DriveQualitySettings(adapter="demo-pose", edits=1, num_inference_steps=10, seed=5, dtype="fp32")
+    report = measure_drive_quality(settings)
+    driven, at_rest = report["summary"]
+    assert driven["tilt_error"] <= 8 < at_rest["tilt_error"] and driven["iou"] > at_rest["iou"]
+    assert all(row["identical_outside"] for row in report["rows"])
 
 
 if __name__ == "__main__":
