@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from diffusers import UNet2DConditionModel
 
 from fisedit.adapters.checkpoints import save_adapter
+from fisedit.models import random_init
+from fisedit.sparse.executor import Executor
 from tests.support.adapters import lively
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from diffusers import UNet2DConditionModel
 
     from fisedit.adapters.row_column import RowColumnAdapter
 
@@ -34,3 +36,11 @@ def place(adapter, tmp_path) -> Path:
     """Where the adapter is saved."""
     save_adapter(adapter, tmp_path / "adapter")
     return tmp_path / "adapter"
+
+
+@pytest.fixture(scope="session")
+def sd15_executor() -> Executor:
+    """Of Stable Diffusion 1.5's UNet, without weights."""
+    config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
+    with torch.device("meta"):
+        return Executor(UNet2DConditionModel.from_config(config))

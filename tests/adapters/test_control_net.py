@@ -13,12 +13,15 @@ from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.control_net import ControlNetReader
 from fisedit.errors import AdapterError, InputError
+from fisedit.evaluation.workload import square_mask
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.macs import unet_macs
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse, MaskSource
 from tests.support import oracle
-from tests.support.adapters import filled
+from tests.support.adapters import SD15_GRIDS, SD15_SIZES, filled
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -397,3 +400,14 @@ def test_a_network_that_pools_is_refused(pipe, tmp_path):
     model.save_pretrained(tmp_path / "shuffle")
     with pytest.raises(AdapterError, match="a ControlNet that pools its maps"):
         Editor(pipe, model="demo").load_adapter(tmp_path / "shuffle")
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_a_control_net_adds_at_most_half_to_a_step_of_5_percent(sd15_executor, monkeypatch, dilation):
+    monkeypatch.setattr("fisedit.adapters.control_net.identity_of", lambda *_: "network")  # no weights to hash
+    with torch.device("meta"):
+        network = ControlNetModel.from_unet(sd15_executor.unet, load_weights_from_unet=False)
+    plan = make_row_plan(dilate(square_mask(0.05, 64), dilation), sd15_executor.num_levels)
+    condition = ControlNetReader(network).condition(None, AdapterUse(), 2)
+    without = unet_macs(sd15_executor.sites, plan.rows, SD15_SIZES, 1, 77)
+    assert 0.3 < condition.macs(sd15_executor.unet, SD15_GRIDS, plan, recorded=True) / without < 0.4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,16 @@ from transformers import CLIPVisionModelWithProjection
 
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
-from fisedit.adapters.ip_adapter import build_ip_adapter, cross_attention_names
+from fisedit.adapters.ip_adapter import IPAdapterCondition, build_ip_adapter, cross_attention_names
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.sparse.macs import unet_macs
+from fisedit.sparse.modules import Role, unet_sites
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
 from tests.support import ip_adapters, oracle
+from tests.support.adapters import SD15_GRIDS, SD15_SIZES
 from tests.support.edits import CAT, DOG, Calls, pixels_outside
 from tests.support.grids import grids
 from tests.support.macs import counted
@@ -243,3 +247,15 @@ def test_files_that_do_not_fit(pipe, pipelines, adapter, tmp_path):
         editor.load_adapter(file)
     assert "\n" not in str(raised.value)
     assert len(cross_attention_names(pipe.unet)) == len([n for n in whole if n.endswith("to_k_ip.weight")])
+
+
+@pytest.mark.parametrize("tokens", [4, 16], ids=["plain", "plus"])
+def test_an_ip_adapter_adds_at_most_a_five_hundredth_to_a_dense_step(sd15_executor, tokens):
+    levels = {site.name: site.level for site in unet_sites(sd15_executor.unet) if site.role is Role.QUERY}
+    places = {
+        name: (levels[f"{name}.to_q"], sd15_executor.unet.get_submodule(name).to_q.out_features)
+        for name in cross_attention_names(sd15_executor.unet)
+    }
+    adapter = SimpleNamespace(num_tokens=tokens, places=places)
+    added = IPAdapterCondition(adapter, None, 1.0).macs(sd15_executor.unet, SD15_GRIDS, None, recorded=False)
+    assert 0 < added / unet_macs(sd15_executor.sites, SD15_SIZES, SD15_SIZES, 1, 77) <= 0.002

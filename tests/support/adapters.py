@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=nn.Module)
 
+SD15_GRIDS = [(64 // 2**level,) * 2 for level in range(4)]
+SD15_SIZES = [height * width for height, width in SD15_GRIDS]
+"""Of the maps of Stable Diffusion 1.5 at 512x512 pixels, finest first."""
+
 
 def filled(module: M, salt: str = "") -> M:
     """The module with weights that its parameters' names alone decide."""
