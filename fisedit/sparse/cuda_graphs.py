@@ -34,11 +34,12 @@ MAX_GRAPHS = 16
 
 @dataclass(eq=False)
 class CachedGraph:
-    """A captured graph, its buffers, the mark of the edit whose tables are in them, and whether a replay of it was
-    compared with an eager step."""
+    """A captured graph, its buffers, the UNet whose packed weights it reads, the mark of the edit whose tables are in
+    the buffers, and whether a replay of it was compared with an eager step."""
 
     buffers: Buffers
     captured: Captured
+    static_unet: StaticUNet
     owner: object = None
     verified: bool = False
 
@@ -102,7 +103,8 @@ class GraphExecutor:
 
         def capture_graph() -> CachedGraph:
             buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
-            return CachedGraph(buffers, capture(lambda: self._outputs(buffers), device))
+            captured = capture(lambda: self._outputs(buffers), device)
+            return CachedGraph(buffers, captured, self.static_unet)
 
         graph = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), capture_graph)
         text_keys = {} if text_keys is None else text_keys

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fisedit.errors import UnsupportedModuleError
-from fisedit.sparse import packed_weights
+from fisedit.sparse import cuda_graphs, packed_weights
 from fisedit.sparse.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics
@@ -131,6 +132,20 @@ def test_an_edit_that_is_over_holds_no_features(pipelines):
     del edit
     gc.collect()
     assert gone() is None
+
+
+def test_weights_that_a_graph_reads_live_as_long_as_it(pipelines, monkeypatch):
+    """A CUDA graph holds addresses alone, not the function that was captured."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda function, device: SimpleNamespace(outputs=function()))
+    case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
+    graphs = GraphExecutor(case.executor)
+    edit, packed = case.begin(graphs), weakref.ref(graphs.static_unet)
+    del graphs
+    gc.collect()
+    assert packed() is not None
+    del edit
+    gc.collect()
+    assert packed() is None
 
 
 def test_packing_takes_no_more_memory(pipelines):
