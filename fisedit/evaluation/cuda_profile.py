@@ -1,7 +1,8 @@
 """`python -m fisedit.evaluation.cuda_profile`: which kernels a captured sparse step's time goes to on a GPU.
 
-SD 1.5's architecture with random weights, one square mask, by torch's kernels and by Triton's. Prints, for each number
-of edits and area, seconds of a step by device events, the sum of its kernels', and the kernels that take most of it.
+SD 1.5's architecture with random weights, one square mask, by torch's kernels and by Triton's, or by torch's as
+Inductor compiles them ("compiled", which is a minute's work for one shape). Prints, for each number of edits and area,
+seconds of a step by device events, the sum of its kernels', and the kernels that take most of it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
+from time import sleep
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from torch._inductor.compile_fx import compile_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fisedit.evaluation.cuda_speed import BACKENDS, GraphBenchmark
 from fisedit.evaluation.dense_pipelines import DensePipelines
@@ -21,11 +28,15 @@ from fisedit.evaluation.dense_search import DenseVariant
 from fisedit.evaluation.settings import SpeedSettings
 from fisedit.evaluation.workload import STEP_DILATION, load_workload, square_mask
 from fisedit.sparse.cuda_graphs import GraphExecutor
-from fisedit.sparse_kernels import ops
+from fisedit.sparse.graph_capture import Outputs
+from fisedit.sparse.static_rows import Buffers
+from fisedit.sparse_kernels import ops, tuning
 from fisedit.values import LATENT_FACTOR
 
 SHOWN = 14
 """Kernels printed of each step; the rest are summed."""
+
+COMPILED = "compiled"
 
 NAME_WIDTH = 100
 """Characters of a kernel's name that are printed."""
@@ -37,6 +48,7 @@ def main() -> None:
     parser.add_argument("--areas", type=float, nargs="+", default=[0.05, 0.25], help="of the masks, each in (0, 1]")
     parser.add_argument("--edits", type=int, nargs="+", default=[1, 16], help="in one batch")
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS))
+    parser.add_argument("--after", type=Path, help="file that must be there before anything is timed")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", type=int, default=512, help="side of the picture, in pixels")
     chosen = parser.parse_args()
@@ -48,27 +60,46 @@ def main() -> None:
         for area in chosen.areas:
             for edits in chosen.edits:
                 for backend in chosen.backends:
-                    with ops.use(backend):
-                        print_step(benchmark, area, edits, backend)
+                    with ops.use("fast" if backend == COMPILED else backend):
+                        print_step(benchmark, area, edits, backend, chosen.after)
 
 
-def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str) -> None:
+class CompiledExecutor(GraphExecutor):
+    """Captured graphs of torch's kernels as Inductor compiles them, for one set of buffers."""
+
+    _compiled: Any = None
+
+    def _outputs(self, buffers: Buffers) -> Outputs:
+        if self._compiled is None:
+            with torch.inference_mode(mode=False), torch.no_grad(), mock.patch.object(tuning, "TRITON_ROWS", {}):
+                self._names = list(super()._outputs(buffers))
+                eager = super()._outputs
+                self._compiled = compile_fx(make_fx(lambda: tuple(eager(buffers).values()))(), [])
+        return dict(zip(self._names, self._compiled(), strict=True))
+
+
+def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str, after: Path | None = None) -> None:
     """Time one captured step and list its kernels.
 
     Args:
         benchmark: whose source is edited.
         area: of the square mask, in (0, 1].
         edits: in the batch, each in another place.
-        backend: a name of `ops.use`, which is in use.
+        backend: a name of `ops.use`, which is in use; or "compiled".
+        after: file that is waited for before the step is timed.
     """
     side, middle = benchmark.config.height // LATENT_FACTOR, benchmark.middle
     grids = [np.roll(square_mask(area, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
     plans = [benchmark.engine.row_plan(grid, STEP_DILATION) for grid in grids]
-    edit = GraphExecutor(benchmark.engine.executor).begin(
+    executor = CompiledExecutor if backend == COMPILED else GraphExecutor
+    edit = executor(benchmark.engine.executor).begin(
         plans, {middle: benchmark.source.features[middle]}, benchmark.text.repeat_interleave(edits, 0)
     )
     latents = torch.cat([benchmark.source.latents[middle]] * benchmark.engine.batch(benchmark.config))
     step = partial(edit.step, middle, latents.repeat_interleave(edits, 0), benchmark.times[middle])
+    step()
+    while after is not None and not after.exists():
+        sleep(0.1)
     seconds, kernels = median(benchmark.turns({"step": step})["step"]), kernel_times(step)
     count, total = sum(len(times) for times in kernels.values()), sum(map(sum, kernels.values()))
     rows = "/".join(str(rows) for rows in plans[0].rows)

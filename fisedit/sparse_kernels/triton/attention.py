@@ -16,7 +16,13 @@ from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
-from fisedit.sparse_kernels.triton.launch import counters, power_of_two, split_k
+from fisedit.sparse_kernels.triton.launch import (
+    attention_tile,
+    counters,
+    cross_tile,
+    next_power_of_two,
+    power_of_two,
+)
 from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 LOG2E = 1.4426950408889634
@@ -48,10 +54,8 @@ def attention(
     out = torch.empty(items, count, channels, dtype=query.dtype, device=query.device)
     recorded = [*map(_bytes, (recorded_key, recorded_value)), *map(_pointer, scales or (out, out))]
     width = channels // heads
-    keys = _block(width, query.dtype)
-    block = min(keys, power_of_two(count))
+    block, keys, programs, warps, stages = attention_tile(items * heads, count, size + count, width, query.dtype)
     tiles = triton.cdiv(count, block) * items * heads
-    programs, _ = split_k(tiles, triton.cdiv(size, keys) + triton.cdiv(count, keys))
     parts = sums = out
     if programs > 1:
         parts = torch.empty(programs, items, count, channels, device=out.device)
@@ -79,12 +83,12 @@ def attention(
         QUANTISED=scales is not None,
         FLOATS=scales is not None and recorded_key.dtype.is_floating_point,
         POINTERS=isinstance(recorded_key, DevicePointer),
-        PARTS=programs > 1,
+        PARTS=next_power_of_two(programs) if programs > 1 else 0,
         BM=block,
         BN=keys,
         BD=power_of_two(width),
-        num_warps=4,
-        num_stages=2,
+        num_warps=warps,
+        num_stages=stages,
     )
     return out
 
@@ -105,8 +109,7 @@ def cross_attention(
     _, tokens, inner = key.shape
     width = inner // heads
     out, query = (torch.empty(items, count, inner, dtype=rows.dtype, device=rows.device) for _ in range(2))
-    most = _block(width, rows.dtype)
-    block = min(most, power_of_two(count))
+    block, most, _, warps, stages = cross_tile(count, width, rows.dtype)
     _cross[triton.cdiv(count, block), items * heads](
         rows.contiguous(),
         *layer_norm,
@@ -127,8 +130,8 @@ def cross_attention(
         BN=most,
         BK=min(64, power_of_two(channels)),
         BD=power_of_two(width),
-        num_warps=4,
-        num_stages=3 if rows.dtype.itemsize == 2 else 2,
+        num_warps=warps,
+        num_stages=stages,
     )
     return out, query
 
@@ -142,11 +145,6 @@ def _bytes(recorded: RecordedMap) -> Tensor:
     """The same of keys or values; what is in a byte a number is loaded as whole numbers."""
     pointer = _pointer(recorded)
     return pointer.view(torch.int8) if pointer.dtype.itemsize == 1 else pointer
-
-
-def _block(width: int, dtype: torch.dtype) -> int:
-    """Queries of one program at most, and keys that it takes at once."""
-    return 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
 
 
 @triton.jit
@@ -232,7 +230,7 @@ def _attend(
         )  # fmt: skip
     offsets = (item * R + r[:, None]) * C + head + d[None, :]
     last = True
-    if PARTS:
+    if PARTS > 0:
         items_heads = tl.num_programs(1)
         row = tl.program_id(1) * 2 * R + r  # of peaks; totals are R further on
         tl.store(parts + tl.program_id(2) * (items_heads * R * WIDTH) + offsets, acc, mask=inside)
@@ -240,29 +238,31 @@ def _attend(
         tl.store(sums + tl.program_id(2) * (items_heads * 2 * R) + row + R, total, mask=r < R)
         last = last_to_arrive(counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), programs)
         if last:
-            acc = tl.zeros((BM, BD), tl.float32)
-            total = tl.zeros((BM,), tl.float32)
-            peak = tl.full((BM,), float("-inf"), tl.float32)
-            for part in range(programs):
-                acc, total, peak = _merge_softmax(
-                    acc, total, peak, parts + part * (items_heads * R * WIDTH) + offsets,
-                    sums + part * (items_heads * 2 * R) + row, R, inside, r < R,
-                )  # fmt: skip
+            acc, total = _merge_softmax(
+                parts + offsets, items_heads * R * WIDTH, sums + row, items_heads * 2 * R, R, programs, inside, r < R,
+                PARTS,
+            )  # fmt: skip
     if last:
         tl.store(out + offsets, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _merge_softmax(acc, total, peak, part, sums, R, inside, live):
-    """Combine the running softmax with that of another program's keys."""
-    part_peak = tl.load(sums, mask=live, other=float("-inf"), cache_modifier=".cg")
-    part_total = tl.load(sums + R, mask=live, other=0.0, cache_modifier=".cg")
-    part_acc = tl.load(part, mask=inside, other=0.0, cache_modifier=".cg")
-    new_peak = tl.maximum(peak, part_peak)
-    safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # no key yet
-    rescale = tl.exp2(peak - safe)
-    part_scale = tl.exp2(part_peak - safe)
-    return acc * rescale[:, None] + part_acc * part_scale[:, None], total * rescale + part_total * part_scale, new_peak
+def _merge_softmax(parts, step, sums, sums_step, R, programs, inside, live, PARTS: tl.constexpr):
+    """Combine the running softmax of all programs: peaks and totals at once, then every part by its weight."""
+    part = tl.arange(0, PARTS)[:, None]
+    present = (part < programs) & live[None, :]
+    peaks = tl.load(sums[None, :] + part * sums_step, mask=present, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(sums[None, :] + part * sums_step + R, mask=present, other=0.0, cache_modifier=".cg")
+    peak = tl.max(peaks, 0)
+    safe = tl.where(peak == float("-inf"), 0.0, peak)  # no key
+    total = tl.sum(totals * tl.exp2(peaks - safe[None, :]), 0)
+    acc = tl.zeros(parts.shape, tl.float32)
+    for i in tl.static_range(PARTS):  # so that no part waits for another
+        present = programs > i + tl.zeros_like(peak).to(tl.int32)
+        part_peak = tl.load(sums + i * sums_step, mask=live & present, other=float("-inf"), cache_modifier=".cg")
+        part_acc = tl.load(parts + i * step, mask=inside & present[:, None], other=0.0, cache_modifier=".cg")
+        acc += part_acc * tl.exp2(part_peak - safe)[:, None]
+    return acc, total
 
 
 @triton.jit

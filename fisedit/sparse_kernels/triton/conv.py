@@ -16,10 +16,13 @@ from torch import Tensor
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, Rows
 from fisedit.sparse_kernels.row_plan import TAPS
 from fisedit.sparse_kernels.triton.launch import aligned, dense, dummy, pair, power_of_two
-from fisedit.sparse_kernels.triton.linear import norm_linear
+from fisedit.sparse_kernels.triton.linear import gemm, norm_linear
 
 ROWS, COLUMNS = 64, 64
 """Output rows and channels of one program."""
+
+SHORT = 0
+"""Output rows of all items together up to which Triton's GEMM is faster than cuBLAS."""
 
 MAX_PATCH_NUMEL = 1 << 27
 """Gathered numbers at a time, 256 MiB in 16 bit; the items of a larger batch take turns."""
@@ -51,7 +54,8 @@ def norm_conv3x3(
     for start in range(0, items, each):
         count = min(each, items - start)
         patches = torch.empty(count * rows_out, TAPS * channels, dtype=out.dtype, device=out.device)
-        _gather[triton.cdiv(count * rows_out, ROWS), TAPS * blocks + added](
+        is_short = count * rows_out <= SHORT and count == items
+        _gather[triton.cdiv(count * rows_out, ROWS), TAPS * blocks + (0 if is_short else added)](
             first,
             second,
             halo,
@@ -84,7 +88,10 @@ def norm_conv3x3(
             BM=ROWS,
             BC=columns,
         )
-        out[start : start + count].view(-1, width).addmm_(patches, matrix.t())
+        if is_short:
+            gemm(patches, matrix, bias, time, residual, out)
+        else:
+            out[start : start + count].view(-1, width).addmm_(patches, matrix.t())
     return out
 
 

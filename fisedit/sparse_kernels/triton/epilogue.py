@@ -21,11 +21,20 @@ def last_to_arrive(counter, programs):
 
 
 @triton.jit
-def add_parts(src, step, programs, mask):
-    """The sum of all partial sums of a tile; `src` points into the first one, `step` elements are between two."""
-    total = tl.load(src, mask=mask, other=0.0, cache_modifier=".cg")  # not from a multiprocessor's own stale cache
-    for part in range(1, programs):
-        total += tl.load(src + part * step, mask=mask, other=0.0, cache_modifier=".cg")
+def add_parts(src, step, programs, mask, PARTS: tl.constexpr):
+    """The sum of all partial sums of a tile; `src` points into the first one, `step` elements are between two.
+
+    Small tiles' are read at once, so that one wait serves all; `PARTS` is the power of two from `programs` on.
+    """
+    if PARTS * src.shape[0] * src.shape[1] <= 16384:
+        part = tl.arange(0, PARTS)[:, None, None]
+        present = (part < programs) & mask[None, :, :]
+        parts = tl.load(src[None, :, :] + part * step, mask=present, other=0.0, cache_modifier=".cg")
+        total = tl.sum(parts, 0)
+    else:
+        total = tl.load(src, mask=mask, other=0.0, cache_modifier=".cg")  # not from a stale cache of its own
+        for part in range(1, programs):
+            total += tl.load(src + part * step, mask=mask, other=0.0, cache_modifier=".cg")
     return total
 
 
@@ -36,15 +45,16 @@ def finish(
 ):  # fmt: skip
     """Write a tile, with what is added to it, at `offsets` of `out`; if programs share it, the last one does.
 
-    `bias` is of columns, `time` are pointers of the tile, `residual` lies as `out` does, `step` is between parts.
+    `PARTS` is 0, or the power of two from their number on; `bias` is of columns, `time` are pointers of the tile,
+    `residual` lies as `out` does, `step` is between parts.
     """
     last = True
-    if PARTS:
+    if PARTS > 0:
         tl.store(parts + tl.program_id(2) * step + offsets, acc, mask=stored)
         tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         last = last_to_arrive(counters + tile, tl.num_programs(2))
         if last:
-            acc = add_parts(parts + offsets, step, tl.num_programs(2), stored)
+            acc = add_parts(parts + offsets, step, tl.num_programs(2), stored, PARTS)
     if last:
         if BIAS:
             acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]

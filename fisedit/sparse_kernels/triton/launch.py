@@ -79,6 +79,90 @@ def split_k(tiles: int, blocks: int) -> SplitK:
     return SplitK(cdiv(blocks, each), each)
 
 
+def gemm_tile(items: int, rows: int, width: int, channels: int, dtype: torch.dtype) -> tuple[Tile, SplitK]:
+    """The tile of a GEMM of each item's rows, and how its K is divided.
+
+    Args:
+        items: whose rows do not share tiles.
+        rows: of each.
+        width: columns of the output.
+        channels: length of K.
+        dtype: of the operands.
+    """
+    tile = tile_for(rows, width, channels, dtype)
+    tiles = items * cdiv(rows, tile.rows) * cdiv(width, tile.columns)
+    return tile, split_k(tiles, cdiv(channels, tile.depth))
+
+
+class AttentionTile(NamedTuple):
+    """What one program of an attention computes.
+
+    Args:
+        queries: of one head.
+        keys: that it takes at once.
+        programs: among how many programs the keys of these queries are divided.
+        warps: of the program.
+        stages: of its software pipeline.
+    """
+
+    queries: int
+    keys: int
+    programs: int
+    warps: int
+    stages: int
+
+
+def attention_tile(heads: int, queries: int, keys: int, width: int, dtype: torch.dtype) -> AttentionTile:
+    """Of an attention over a map.
+
+    Args:
+        heads: of all items together.
+        queries: of each.
+        keys: positions of the map and fresh rows together.
+        width: channels of a head.
+        dtype: of the operands.
+    """
+    most = 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
+    block = min(most, power_of_two(queries))
+    programs = split_k(cdiv(queries, block) * heads, cdiv(keys, most)).programs
+    return AttentionTile(block, most, programs, 4, 2)
+
+
+def cross_tile(queries: int, width: int, dtype: torch.dtype) -> AttentionTile:
+    """Of an attention over the text, which is one program's.
+
+    Args:
+        queries: of each head.
+        width: channels of a head.
+        dtype: of the operands.
+    """
+    most = 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
+    return AttentionTile(min(most, power_of_two(queries)), most, 1, 4, 3 if dtype.itemsize == 2 else 2)
+
+
+class SumsTile(NamedTuple):
+    """What one program of a group's sums computes.
+
+    Args:
+        block: rows summed at once.
+        chunk: rows that one program sums.
+        warps: of the program.
+    """
+
+    block: int
+    chunk: int
+    warps: int
+
+
+def sums_tile(rows: int) -> SumsTile:
+    """Of sums of a group's rows.
+
+    Args:
+        rows: of each item.
+    """
+    return SumsTile(64, 512, 4)
+
+
 COUNTERS = 1 << 16
 """Tiles that may use split-K at once."""
 
@@ -137,9 +221,14 @@ def cdiv(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def next_power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
 def power_of_two(count: int) -> int:
     """The smallest power of two, 16 or more, that is at least `count`."""
-    return max(16, 1 << (count - 1).bit_length())
+    return max(16, next_power_of_two(count))
 
 
 def dummy(tensor: Tensor | None, placeholder: Tensor) -> Tensor:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams, Rows, join_rows
 from fisedit.sparse_kernels.triton.epilogue import finish
-from fisedit.sparse_kernels.triton.launch import aligned, counters, dummy, pair, split_k, tile_for
+from fisedit.sparse_kernels.triton.launch import (
+    aligned,
+    counters,
+    dummy,
+    gemm_tile,
+    next_power_of_two,
+    pair,
+    tile_for,
+)
 
 LANES = 16
 """Outputs of one program of a single row's linear layer."""
@@ -32,16 +40,47 @@ def norm_linear(
     if affine is not None or layer_norm is not None:
         rows = join_rows(rows)
     width, channels = weight.shape
-    tile = tile_for(0, width, channels, weight.dtype)
-    first, second = pair(rows, tile.depth, Tensor.contiguous)
+    first, second = pair(rows, tile_for(0, width, channels, weight.dtype).depth, Tensor.contiguous)
     items, count, _ = first.shape
     out = torch.empty(items, count, width, dtype=first.dtype, device=first.device)
     if affine is None:  # then items do not matter
         items, count = 1, items * count
-    tile = tile_for(count, width, channels, first.dtype)
+    _launch((first, second), (items, count), weight, bias, out, affine, layer_norm, residual)
+    return out
+
+
+def gemm(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, time: Tensor | None, residual: Tensor | None, out: Tensor
+) -> None:
+    """Rows times a weight, plus what is added to the product, written to `out`.
+
+    Args:
+        rows: [B * R, K].
+        weight: [C, K].
+        bias: [C] or None.
+        time: [1 or B, C], added to the rows of each item; or None.
+        residual: [B, R, C] or None.
+        out: [B, R, C].
+    """
+    _launch((rows, rows), (1, len(rows)), weight, bias, out, residual=residual, time=time)
+
+
+def _launch(
+    pair_of_rows: tuple[Tensor, Tensor],
+    sizes: tuple[int, int],
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    affine: Tensor | None = None,
+    layer_norm: LayerNormParams | None = None,
+    residual: Tensor | None = None,
+    time: Tensor | None = None,
+) -> None:
+    (first, second), (items, count), (width, channels) = pair_of_rows, sizes, weight.shape
+    tile, shared = gemm_tile(items, count, width, channels, first.dtype)
     tiles, columns = items * triton.cdiv(count, tile.rows), triton.cdiv(width, tile.columns)
-    programs, each = split_k(tiles * columns, triton.cdiv(channels, tile.depth))
     gamma, beta, eps = layer_norm if layer_norm is not None else (out, out, 0.0)
+    programs = shared.programs
     _linear[tiles, columns, programs](
         first,
         second,
@@ -51,32 +90,35 @@ def norm_linear(
         gamma,
         beta,
         eps,
+        dummy(time, out),
+        0 if time is None or len(time) == 1 else time.stride(0),
+        out.shape[1],
         dummy(residual if residual is None else residual.contiguous(), out),
         out,
         torch.empty(programs, items * count, width, device=out.device) if programs > 1 else out,
         counters(tiles * columns if programs > 1 else 0, out.device),
         count,
-        first.shape[2],
+        first.shape[-1],
         channels,
         width,
-        each,
+        shared.blocks,
         items * count,
         weight.stride(0),
         weight.stride(1),
         BIAS=bias is not None,
+        TIME=time is not None,
         RESIDUAL=residual is not None,
         NORM=affine is not None,
         LAYER=layer_norm is not None,
         PAIR=first is not second,
-        PARTS=programs > 1,
-        ALIGNED=aligned(first, second),
+        PARTS=next_power_of_two(programs) if programs > 1 else 0,
+        ALIGNED=first is not second and aligned(first, second),
         BM=tile.rows,
         BN=tile.columns,
         BK=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return out
 
 
 def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -121,10 +163,11 @@ def apply_layer_norm(x, gamma, beta, mean, rstd, c, C):
 
 @triton.jit
 def _linear(
-    first, second, weight, bias, norm, gamma, beta, eps, residual, out, parts, counters,
+    first, second, weight, bias, norm, gamma, beta, eps, time, time_stride, rows_out, residual, out, parts, counters,
     R, A, C, N, each, total, weight_n, weight_c,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr, PAIR: tl.constexpr,
-    PARTS: tl.constexpr, ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BIAS: tl.constexpr, TIME: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr,
+    PAIR: tl.constexpr, PARTS: tl.constexpr, ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM, BN] of one item's outputs, or of one part of K."""
     tiles = tl.cdiv(R, BM)
@@ -156,9 +199,10 @@ def _linear(
         acc = tl.dot(x, w, acc, input_precision="ieee")
     stored = live[:, None] & (n < N)[None, :]
     offsets = row[:, None] * N + n[None, :]
+    times = time + (row // rows_out * time_stride)[:, None] + n[None, :]
     finish(
-        acc, out, offsets, stored, parts, counters, total * N, bias, n, N, out, residual,
-        PARTS, BIAS, False, RESIDUAL,
+        acc, out, offsets, stored, parts, counters, total * N, bias, n, N, times, residual,
+        PARTS, BIAS, TIME, RESIDUAL,
     )  # fmt: skip
 
 

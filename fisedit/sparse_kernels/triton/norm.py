@@ -13,13 +13,7 @@ from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams, Rows
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
-from fisedit.sparse_kernels.triton.launch import counters, pair, power_of_two
-
-BLOCK = 64
-"""Rows summed at once."""
-
-CHUNK = 512
-"""Rows that one program sums; more are divided among programs (see `epilogue`)."""
+from fisedit.sparse_kernels.triton.launch import counters, pair, power_of_two, sums_tile
 
 
 def group_norm_affine(
@@ -67,7 +61,8 @@ def _affine(
     channels, (branches, groups, _) = len(weight), statistics.shape
     out = torch.empty(items, 2, channels, device=recorded.device)
     mixed = torch.empty(items, groups, 2, dtype=torch.float64, device=recorded.device)
-    programs = max(1, triton.cdiv(padded, CHUNK))
+    tile = sums_tile(padded)
+    programs = max(1, triton.cdiv(padded, tile.chunk))
     parts = torch.empty(items * groups, programs, 2, dtype=torch.float64, device=out.device) if programs > 1 else mixed
     width, written = channels // groups, mixed if fresh is None else fresh
     _sums[items * groups, programs](
@@ -92,9 +87,10 @@ def _affine(
         PARTS=programs > 1,
         PAIR=first is not second,
         SUMMED=fresh is not None,
-        BR=BLOCK,
+        BR=tile.block,
         W=width,
         BW=power_of_two(width),
+        num_warps=tile.warps,
     )
     return out, mixed, written
 
