@@ -74,7 +74,10 @@ class CompiledExecutor(GraphExecutor):
             with torch.inference_mode(mode=False), torch.no_grad(), mock.patch.object(tuning, "TRITON_ROWS", {}):
                 self._names = list(super()._outputs(buffers))
                 eager = super()._outputs
-                self._compiled = compile_fx(make_fx(lambda: tuple(eager(buffers).values()))(), [])
+                traced = make_fx(lambda: tuple(eager(buffers).values()))()
+                for node in traced.graph.find_nodes(op="get_attr"):  # numbers that the trace made tensors on the host
+                    setattr(traced, node.target, getattr(traced, node.target).to(buffers.latents.device))
+                self._compiled = compile_fx(traced, [])
         return dict(zip(self._names, self._compiled(), strict=True))
 
 

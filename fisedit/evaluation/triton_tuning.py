@@ -24,7 +24,6 @@ from torch import Tensor
 
 from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.row_plan import TAPS
 from fisedit.sparse_kernels.triton import attention, feedforward, launch, linear, norm
 from fisedit.sparse_kernels.triton.launch import AttentionTile, SplitK, SumsTile, Tile, cdiv
 
@@ -67,8 +66,6 @@ def cases() -> Iterator[Case]:
         yield Case("linear", rows, c, c, ("residual",))
         yield Case("linear", rows, 5 * c, c, ("pair", "residual"))
         yield Case("linear", rows, 2 * c, c, ("pair",))
-        yield Case("conv", rows, TAPS * c, c)
-        yield Case("conv", rows, 2 * TAPS * c, c)
         yield Case("geglu", rows, c, 4 * c)
         yield Case("attention", rows, c, side * side)
         yield Case("cross", rows, c, 77)
@@ -130,8 +127,7 @@ def patched(case: Case, config: Any) -> Any:
     """While this is open, a kernel has a launch shape."""
     module, name = {
         "linear": (linear, "gemm_tile"),
-        "conv": (linear, "gemm_tile"),
-        "geglu": (feedforward, "tile_for"),
+        "geglu": (feedforward, "geglu_tile"),
         "attention": (attention, "attention_tile"),
         "cross": (attention, "cross_tile"),
         "sums": (norm, "sums_tile"),
@@ -143,7 +139,7 @@ def chosen(case: Case) -> Any:
     """The launch shape that `launch` chooses."""
     half, total = torch.float16, ITEMS * case.rows
     if case.name == "geglu":
-        return launch.tile_for(total, case.width, case.channels, half)
+        return launch.geglu_tile(total, case.width, case.channels, half)
     if case.name == "attention":
         return launch.attention_tile(8 * ITEMS, case.rows, case.width + case.rows, case.channels // 8, half)
     if case.name == "cross":
@@ -151,7 +147,10 @@ def chosen(case: Case) -> Any:
     if case.name == "sums":
         return launch.sums_tile(case.rows)
     items, rows = (ITEMS, case.rows) if "norm" in case.flags else (1, total)
-    return launch.gemm_tile(items, rows, case.width, case.channels, half)
+    beside = {2 * case.width: case.width, 5 * case.width: 4 * case.width}.get(case.channels, 0)
+    return launch.gemm_tile(
+        items, rows, case.width, case.channels, half, beside=beside, layer_norm="layer" in case.flags
+    )
 
 
 def calls(case: Case, device: torch.device) -> tuple[Call, Call, int]:
@@ -189,14 +188,7 @@ def calls(case: Case, device: torch.device) -> tuple[Call, Call, int]:
             (lambda i: torch_backend.cross_attention(x, layer, square[i], text, text, 8)),
             MAX_COPIES,
         )
-    weights, bias, out = [rand(n, k) * k**-0.5 for _ in range(copies)], rand(n), rand(ITEMS, rows, n)
-    if case.name == "conv":
-        patches, time = x.view(ITEMS * rows, k), rand(1, n)
-        return (
-            (lambda i: linear.gemm(patches, weights[i], bias, time, None, out)),
-            (lambda i: out.view(-1, n).addmm_(patches, weights[i].t())),
-            copies,
-        )
+    weights, bias = [rand(n, k) * k**-0.5 for _ in range(copies)], rand(n)
     residual = rand(ITEMS, rows, n) if "residual" in flags else None
     entering: Any = (x[..., : k - k // 5].contiguous(), x[..., k - k // 5 :].contiguous()) if k == 5 * n else x
     if "pair" in flags and k == 2 * n:
@@ -230,13 +222,13 @@ def _sums_calls(case: Case, rand: Callable[..., Tensor]) -> tuple[Call, Call, in
     )
 
 
-def microseconds(call: Call, copies: int, pool: Any) -> float:
+def microseconds(call: Call, copies: int) -> float:
     """Median of a call in a captured graph of one for each copy of the weights."""
     call(0)
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        graph.capture_begin(pool=pool)
+        graph.capture_begin()
         for i in range(copies):
             call(i)
         graph.capture_end()
@@ -282,7 +274,7 @@ def main() -> None:
     print(f"{len(everything)} are compiled", flush=True)
     while options.after and not options.after.exists():
         sleep(0.1)
-    report, pool_of_graphs = [], torch.cuda.graph_pool_handle()
+    report = []
     for case, found in tried.items():
         by_triton, by_torch, copies = calls(case, torch.device("cuda"))
         expected = _first(by_torch(0)).float()
@@ -290,13 +282,11 @@ def main() -> None:
         for config in [chosen(case), *found]:
             try:
                 with patched(case, config):
-                    error = (
-                        float((_first(by_triton(0)) - expected).norm() / expected.norm()) if case.name != "conv" else 0
-                    )
-                    timed.append((microseconds(by_triton, copies, pool_of_graphs), config, error))
+                    error = float((_first(by_triton(0)) - expected).norm() / expected.norm())
+                    timed.append((microseconds(by_triton, copies), config, error))
             except Exception:  # noqa: BLE001 (out of shared memory or registers)
                 torch.cuda.synchronize()
-        torch_time = microseconds(by_torch, copies, pool_of_graphs)
+        torch_time = microseconds(by_torch, copies)
         now, best = timed[0], sorted(timed, key=lambda one: one[0])
         print(f"== {case}: torch {torch_time:.1f}, now {now[0]:.1f} {tuple(now[1])}")
         for time, config, error in best[:6]:

@@ -25,16 +25,17 @@ TRITON_ROWS: dict[str, tuple[tuple[int, int], ...]] = {
     "group_norm_affine": ((ANY, ANY),),
     "norm_conv3x3": ((ANY, ANY),),
     "attention": ((320, 512), (ANY, 1024)),
-    "norm_geglu": ((320, ANY),),
-    "cross_attention": ((320, 4096),),
+    "norm_geglu": ((320, ANY), (ANY, 128)),
+    "cross_attention": ((320, 4096), (640, 512)),
     "linear": ((ANY, 512),),
+    "norm_linear": ((ANY, 512),),
     "time_projections": ((ANY, ANY),),
 }
 """Kernel -> (channels up to, rows of all items together up to which Triton is faster than torch), fewest channels
 first. A kernel is named as in `ops`, "linear" for one without a norm. Channels are those of the rows that it reads.
 
-Measured on an H100 by `fisedit.evaluation.triton_speed`, whose figures are in benchmarks/LOG.md; an H200's were alike.
-A kernel that is not named runs by torch's."""
+Measured on an H200 by `fisedit.evaluation.triton_tuning` up to 512 rows, and on an H100 by `triton_speed`; their
+figures are in benchmarks/LOG.md. A kernel that is not named runs by torch's."""
 
 
 SMALL_MAP = 1 << 17

@@ -138,6 +138,9 @@ MEASURES = {
 }
 """Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""
 
+GPU_ONLY = "TRITON_ROWS"
+"""Table of `tuning` that is read for GPUs alone; no report of a CPU ages with it."""
+
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
 
 
@@ -209,7 +212,7 @@ def statements(text: str) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
             node.body = [line for line in body if not (is_text(line) or is_own_import(line) or is_for_types(line))]
-    return {part for line in tree.body for part in parts(line)}
+    return {part for line in tree.body if not is_for_gpus(line) for part in parts(line)}
 
 
 def parts(line: ast.stmt) -> list[str]:
@@ -232,6 +235,11 @@ def is_own_import(line: ast.stmt) -> bool:
 def is_for_types(line: ast.stmt) -> bool:
     """Whether a statement runs for a type checker alone."""
     return isinstance(line, ast.If) and isinstance(line.test, ast.Name) and line.test.id == "TYPE_CHECKING"
+
+
+def is_for_gpus(line: ast.stmt) -> bool:
+    """Whether a statement is the table `GPU_ONLY`."""
+    return isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == GPU_ONLY
 
 
 def is_text(line: ast.stmt) -> bool:

@@ -343,12 +343,13 @@ def test_scatter_and_composite(backend, dtype, size, name):
 @pytest.fixture
 def shared_sums(monkeypatch):
     """Every sum cut to pieces, however small; gives the counters, which a kernel leaves at zero."""
-    from fisedit.sparse_kernels.triton import conv, norm
+    from fisedit.sparse_kernels.triton import norm
 
     monkeypatch.setattr(launch, "PROGRAMS", 10**6)
     monkeypatch.setattr(launch, "MIN_BLOCKS", 1)
     monkeypatch.setattr(norm, "sums_tile", lambda rows: launch.SumsTile(64, 64, 4))
-    monkeypatch.setattr(conv, "SHORT", 1 << 30)
+    monkeypatch.setattr(launch, "SHARED_PROGRAMS", 10**6)
+    monkeypatch.setattr(launch, "MIN_SHARE", 1)
     assert launch.split_k(1, 7) == (7, 1)
     yield
     assert not launch.counters(0, DEVICE).any()

@@ -36,6 +36,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["kernel"] for kernel in made} >= KERNELS
     assert max(kernel["shared"] for kernel in made) <= SHARED_MEMORY
+    assert {kernel["kernel"] for kernel in made if not kernel["waits"]} == {"_scatter"}  # launched after all others
     aligned = [kernel for kernel in made if kernel["kernel"] == "_gather" and kernel["ALIGNED"] and kernel["NORM"]]
     assert len(aligned) == 9
     assert all(kernel["wide"] and not kernel["narrow"] for kernel in aligned)  # what two tensors' rows easily lose

@@ -15,11 +15,12 @@ from torch import Tensor
 from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
-from fisedit.sparse_kernels.triton.epilogue import last_to_arrive
+from fisedit.sparse_kernels.triton.epilogue import begin_after_others, last_to_arrive
 from fisedit.sparse_kernels.triton.launch import (
     attention_tile,
     counters,
     cross_tile,
+    dependent,
     next_power_of_two,
     power_of_two,
 )
@@ -89,6 +90,7 @@ def attention(
         BD=power_of_two(width),
         num_warps=warps,
         num_stages=stages,
+        **dependent(out.device),
     )
     return out
 
@@ -132,6 +134,7 @@ def cross_attention(
         BD=power_of_two(width),
         num_warps=warps,
         num_stages=stages,
+        **dependent(out.device),
     )
     return out, query
 
@@ -185,9 +188,10 @@ def _attend(
     out, parts, sums, counters,
     R, size, C, heads, each, item_stride, row_stride, scale,
     WIDTH: tl.constexpr, QUANTISED: tl.constexpr, FLOATS: tl.constexpr, POINTERS: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item, over all keys or some."""
+    begin_after_others(PDL)
     item = (tl.program_id(1) // heads).to(tl.int64)
     head = tl.program_id(1) % heads * WIDTH
     r = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -268,9 +272,10 @@ def _merge_softmax(parts, step, sums, sums_step, R, programs, inside, live, PART
 @triton.jit
 def _cross(
     rows, gamma, beta, eps, weight, key, value, out, query, R, C, T, heads, weight_n, weight_c, scale,
-    WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item, from rows to what they find in the text."""
+    begin_after_others(PDL)
     item = tl.program_id(1) // heads
     head = tl.program_id(1) % heads * WIDTH
     inner = heads * WIDTH

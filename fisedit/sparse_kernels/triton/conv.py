@@ -15,14 +15,12 @@ from torch import Tensor
 
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, Rows
 from fisedit.sparse_kernels.row_plan import TAPS
-from fisedit.sparse_kernels.triton.launch import aligned, dense, dummy, pair, power_of_two
-from fisedit.sparse_kernels.triton.linear import gemm, norm_linear
+from fisedit.sparse_kernels.triton.epilogue import begin_after_others
+from fisedit.sparse_kernels.triton.launch import aligned, dense, dependent, dummy, pair, power_of_two
+from fisedit.sparse_kernels.triton.linear import norm_linear
 
 ROWS, COLUMNS = 64, 64
 """Output rows and channels of one program."""
-
-SHORT = 0
-"""Output rows of all items together up to which Triton's GEMM is faster than cuBLAS."""
 
 MAX_PATCH_NUMEL = 1 << 27
 """Gathered numbers at a time, 256 MiB in 16 bit; the items of a larger batch take turns."""
@@ -54,8 +52,7 @@ def norm_conv3x3(
     for start in range(0, items, each):
         count = min(each, items - start)
         patches = torch.empty(count * rows_out, TAPS * channels, dtype=out.dtype, device=out.device)
-        is_short = count * rows_out <= SHORT and count == items
-        _gather[triton.cdiv(count * rows_out, ROWS), TAPS * blocks + (0 if is_short else added)](
+        _gather[triton.cdiv(count * rows_out, ROWS), TAPS * blocks + added](
             first,
             second,
             halo,
@@ -87,11 +84,9 @@ def norm_conv3x3(
             RESIDUAL=residual is not None,
             BM=ROWS,
             BC=columns,
+            **dependent(out.device),
         )
-        if is_short:
-            gemm(patches, matrix, bias, time, residual, out)
-        else:
-            out[start : start + count].view(-1, width).addmm_(patches, matrix.t())
+        out[start : start + count].view(-1, width).addmm_(patches, matrix.t())
     return out
 
 
@@ -100,12 +95,13 @@ def _gather(
     first, second, halo, kernel_map, norm, bias, time, time_stride, residual, patches, out, start, count,
     R, G, R_OUT, A, C, N, first_item, second_item, halo_item, map_stride,
     NORM: tl.constexpr, PAIR: tl.constexpr, ALIGNED: tl.constexpr, BIAS: tl.constexpr, TIME: tl.constexpr,
-    RESIDUAL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    RESIDUAL: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[BM, BC] of one tap's neighbours of output rows; the programs behind the last tap write what is added to them.
 
     `start` is the first item, of `count`; `patches` begin at it.
     """
+    begin_after_others(PDL)
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     live = local < count * R_OUT
     item = start + local // R_OUT

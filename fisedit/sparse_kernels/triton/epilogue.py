@@ -1,13 +1,24 @@
-"""The end of a GEMM's tile in Triton.
+"""The beginning of a program and the end of a GEMM's tile in Triton.
 
-With split-K every program writes its partial sum, and the last one adds all of them in order. So there is no second
-kernel, and every run gives the same bits. A counter for each tile begins and ends at zero. Needs triton.
+On GPUs from Hopper on a kernel is launched while the one before it runs (programmatic dependent launch), and waits for
+that one's results. With split-K every program writes its partial sum, and the last one adds all of them in order. So
+there is no second kernel, and every run gives the same bits. A counter for each tile begins and ends at zero. Needs
+triton.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def begin_after_others(PDL: tl.constexpr):
+    """Let the next kernel be launched, and wait until the one before is done; with `PDL` every kernel begins so."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -40,13 +51,13 @@ def add_parts(src, step, programs, mask, PARTS: tl.constexpr):
 
 @triton.jit
 def finish(
-    acc, out, offsets, stored, parts, counters, step, bias, n, N, time, residual,
-    PARTS: tl.constexpr, BIAS: tl.constexpr, TIME: tl.constexpr, RESIDUAL: tl.constexpr,
+    acc, out, offsets, stored, parts, counters, step, bias, n, N, residual,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Write a tile, with what is added to it, at `offsets` of `out`; if programs share it, the last one does.
 
-    `PARTS` is 0, or the power of two from their number on; `bias` is of columns, `time` are pointers of the tile,
-    `residual` lies as `out` does, `step` is between parts.
+    `PARTS` is 0, or the power of two from their number on; `bias` is of columns, `residual` lies as `out` does, `step`
+    is between parts.
     """
     last = True
     if PARTS > 0:
@@ -58,8 +69,6 @@ def finish(
     if last:
         if BIAS:
             acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        if TIME:
-            acc += tl.load(time, mask=stored, other=0.0).to(tl.float32)
         if RESIDUAL:
             acc += tl.load(residual + offsets, mask=stored, other=0.0).to(tl.float32)
         tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=stored)

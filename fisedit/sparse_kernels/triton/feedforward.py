@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams
-from fisedit.sparse_kernels.triton.launch import tile_for
+from fisedit.sparse_kernels.triton.epilogue import begin_after_others
+from fisedit.sparse_kernels.triton.launch import dependent, geglu_tile
 from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 
@@ -20,7 +21,7 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNorm
     items, count, channels = rows.shape
     width = len(weight) // 2
     out = torch.empty(items, count, width, dtype=rows.dtype, device=rows.device)
-    tile = tile_for(items * count, width, channels, rows.dtype)
+    tile = geglu_tile(items * count, width, channels, rows.dtype)
     _geglu[triton.cdiv(items * count, tile.rows), triton.cdiv(width, tile.columns)](
         rows.contiguous(),
         weight,
@@ -37,6 +38,7 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNorm
         BK=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **dependent(out.device),
     )
     return out
 
@@ -44,9 +46,10 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNorm
 @triton.jit
 def _geglu(
     rows, weight, bias, gamma, beta, eps, out, R, C, N, weight_n, weight_c,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM, BN] of outputs: two products with the same rows."""
+    begin_after_others(PDL)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     live = row < R
     n = tl.program_id(1) * BN + tl.arange(0, BN)

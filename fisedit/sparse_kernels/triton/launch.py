@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,10 @@ PROGRAMS = 264
 
 MIN_BLOCKS = 4
 """Blocks of K that a program takes at least where programs share it."""
+
+
+MIN_KEYS = 2
+"""Blocks of keys that a program takes at least where programs share an attention's."""
 
 
 class Tile(NamedTuple):
@@ -40,7 +45,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
-    """The tile of a GEMM [rows, channels] x [channels, width]. Not measured yet: chosen to fill the GPU.
+    """The tile of a GEMM [rows, channels] x [channels, width] of more rows than were measured: as fills the GPU.
 
     Args:
         rows: of the output.
@@ -68,18 +73,28 @@ class SplitK(NamedTuple):
     blocks: int
 
 
-def split_k(tiles: int, blocks: int) -> SplitK:
+def split_k(tiles: int, blocks: int, least: int | None = None) -> SplitK:
     """Divide K so that the programs fill the GPU.
 
     Args:
         tiles: of the output.
         blocks: blocks of K of each tile.
+        least: blocks of each program; None for `MIN_BLOCKS`.
     """
-    each = cdiv(blocks, max(1, min(PROGRAMS // tiles, blocks // MIN_BLOCKS)))
+    each = cdiv(blocks, max(1, min(PROGRAMS // tiles, blocks // (least or MIN_BLOCKS))))
     return SplitK(cdiv(blocks, each), each)
 
 
-def gemm_tile(items: int, rows: int, width: int, channels: int, dtype: torch.dtype) -> tuple[Tile, SplitK]:
+FEW_ROWS = 512
+"""Rows up to which tiles were measured in 16 bit, by `python -m fisedit.evaluation.triton_tuning` on an H200."""
+
+NARROWEST = 16
+"""Elements of K that a tile takes at once, at least."""
+
+
+def gemm_tile(
+    items: int, rows: int, width: int, channels: int, dtype: torch.dtype, *, beside: int = 0, layer_norm: bool = False
+) -> tuple[Tile, SplitK]:
     """The tile of a GEMM of each item's rows, and how its K is divided.
 
     Args:
@@ -88,10 +103,47 @@ def gemm_tile(items: int, rows: int, width: int, channels: int, dtype: torch.dty
         width: columns of the output.
         channels: length of K.
         dtype: of the operands.
+        beside: channels of the first of two tensors side by side, which no tile's step crosses; 0 for one tensor.
+        layer_norm: every program computes its rows' statistics, so that few share K.
     """
-    tile = tile_for(rows, width, channels, dtype)
-    tiles = items * cdiv(rows, tile.rows) * cdiv(width, tile.columns)
-    return tile, split_k(tiles, cdiv(channels, tile.depth))
+    tile, is_measured = tile_for(rows, width, channels, dtype), rows <= FEW_ROWS and dtype.itemsize == 2
+    if is_measured and layer_norm and rows >= 64:
+        tile = Tile(32, 64, 64, 4, 4)
+    elif is_measured:
+        tile = (
+            Tile(64, 32, 128, 4, 4) if rows >= 64 else Tile(32, 32, 256, 4, 3) if rows > 16 else Tile(16, 32, 256, 2, 3)
+        )
+    deepest = power_of_two(channels)
+    tile = tile._replace(depth=gcd(min(tile.depth, deepest), beside or deepest))
+    tiles, blocks = items * cdiv(rows, tile.rows) * cdiv(width, tile.columns), cdiv(channels, tile.depth)
+    if not is_measured:
+        return tile, split_k(tiles, blocks)
+    programs = 1 if layer_norm else max(1, min(SHARED_PROGRAMS // tiles, channels // MIN_SHARE))
+    each = cdiv(blocks, programs if tiles < SHARED_PROGRAMS // 2 else 1)
+    return tile, SplitK(cdiv(blocks, each), each)
+
+
+SHARED_PROGRAMS = 160
+"""Programs of a GEMM of few rows that share K, at most; half as many tiles do not share it."""
+
+MIN_SHARE = 640
+"""Elements of K that each takes, at least."""
+
+
+def geglu_tile(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
+    """The tile of a gated linear layer, which computes two products.
+
+    Args:
+        rows: of the output.
+        width: columns of the output.
+        channels: length of K.
+        dtype: of the operands.
+    """
+    if rows > FEW_ROWS or dtype.itemsize != 2:
+        return tile_for(rows, width, channels, dtype)
+    tile = Tile(64, 128, 64, 8, 3) if rows > 128 else Tile(64, 64, 128, 8, 3)
+    tile = tile if rows > 32 else Tile(16, 32, 128, 2, 3)
+    return tile._replace(depth=min(tile.depth, power_of_two(channels)))
 
 
 class AttentionTile(NamedTuple):
@@ -124,8 +176,8 @@ def attention_tile(heads: int, queries: int, keys: int, width: int, dtype: torch
     """
     most = 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
     block = min(most, power_of_two(queries))
-    programs = split_k(cdiv(queries, block) * heads, cdiv(keys, most)).programs
-    return AttentionTile(block, most, programs, 4, 2)
+    programs = split_k(cdiv(queries, block) * heads, cdiv(keys, most), MIN_KEYS).programs
+    return AttentionTile(block, most, programs, 4, 3 if dtype.itemsize == 2 else 2)
 
 
 def cross_tile(queries: int, width: int, dtype: torch.dtype) -> AttentionTile:
@@ -136,7 +188,14 @@ def cross_tile(queries: int, width: int, dtype: torch.dtype) -> AttentionTile:
         width: channels of a head.
         dtype: of the operands.
     """
-    most = 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
+    wide = power_of_two(width)
+    if dtype.itemsize == 2 and queries <= FEW_ROWS and wide <= 128:
+        return (
+            AttentionTile(min(32, power_of_two(queries)), 128, 1, 4, 3)
+            if wide <= 64
+            else AttentionTile(16, 64, 1, 4, 4)
+        )
+    most = 32 if wide > 128 or dtype.itemsize > 2 else 64
     return AttentionTile(min(most, power_of_two(queries)), most, 1, 4, 3 if dtype.itemsize == 2 else 2)
 
 
@@ -154,17 +213,41 @@ class SumsTile(NamedTuple):
     warps: int
 
 
+CHUNK = 512
+"""Rows of a group that one program sums; more are divided among programs (see `epilogue`)."""
+
+
 def sums_tile(rows: int) -> SumsTile:
     """Of sums of a group's rows.
 
     Args:
         rows: of each item.
     """
-    return SumsTile(64, 512, 4)
+    return SumsTile(64, CHUNK, 4) if rows <= 64 else SumsTile(128, CHUNK, 4) if rows <= 128 else SumsTile(256, CHUNK, 8)
 
 
 COUNTERS = 1 << 16
 """Tiles that may use split-K at once."""
+
+
+PDL = True
+"""Whether kernels are launched while the ones before them run, on GPUs that can: from compute capability 9.0 on."""
+
+
+def dependent(device: torch.device) -> dict[str, bool]:
+    """Arguments of a kernel's launch that say whether it begins while the one before it runs.
+
+    Args:
+        device: of the kernel.
+    """
+    possible = PDL and _launches_dependents(device)
+    return {"PDL": True, "launch_pdl": True} if possible else {"PDL": False}
+
+
+@cache
+def _launches_dependents(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and not torch.version.hip
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def counters(tiles: int, device: torch.device) -> Tensor:

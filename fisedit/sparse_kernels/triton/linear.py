@@ -13,15 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams, Rows, join_rows
-from fisedit.sparse_kernels.triton.epilogue import finish
+from fisedit.sparse_kernels.triton.epilogue import begin_after_others, finish
 from fisedit.sparse_kernels.triton.launch import (
+    NARROWEST,
     aligned,
     counters,
+    dependent,
     dummy,
     gemm_tile,
     next_power_of_two,
     pair,
-    tile_for,
 )
 
 LANES = 16
@@ -40,47 +41,17 @@ def norm_linear(
     if affine is not None or layer_norm is not None:
         rows = join_rows(rows)
     width, channels = weight.shape
-    first, second = pair(rows, tile_for(0, width, channels, weight.dtype).depth, Tensor.contiguous)
+    first, second = pair(rows, NARROWEST, Tensor.contiguous)
     items, count, _ = first.shape
     out = torch.empty(items, count, width, dtype=first.dtype, device=first.device)
     if affine is None:  # then items do not matter
         items, count = 1, items * count
-    _launch((first, second), (items, count), weight, bias, out, affine, layer_norm, residual)
-    return out
-
-
-def gemm(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, time: Tensor | None, residual: Tensor | None, out: Tensor
-) -> None:
-    """Rows times a weight, plus what is added to the product, written to `out`.
-
-    Args:
-        rows: [B * R, K].
-        weight: [C, K].
-        bias: [C] or None.
-        time: [1 or B, C], added to the rows of each item; or None.
-        residual: [B, R, C] or None.
-        out: [B, R, C].
-    """
-    _launch((rows, rows), (1, len(rows)), weight, bias, out, residual=residual, time=time)
-
-
-def _launch(
-    pair_of_rows: tuple[Tensor, Tensor],
-    sizes: tuple[int, int],
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    affine: Tensor | None = None,
-    layer_norm: LayerNormParams | None = None,
-    residual: Tensor | None = None,
-    time: Tensor | None = None,
-) -> None:
-    (first, second), (items, count), (width, channels) = pair_of_rows, sizes, weight.shape
-    tile, shared = gemm_tile(items, count, width, channels, first.dtype)
-    tiles, columns = items * triton.cdiv(count, tile.rows), triton.cdiv(width, tile.columns)
+    beside = first.shape[2] if first is not second else 0
+    tile, shared = gemm_tile(
+        items, count, width, channels, first.dtype, beside=beside, layer_norm=layer_norm is not None
+    )
+    tiles, columns, programs = items * triton.cdiv(count, tile.rows), triton.cdiv(width, tile.columns), shared.programs
     gamma, beta, eps = layer_norm if layer_norm is not None else (out, out, 0.0)
-    programs = shared.programs
     _linear[tiles, columns, programs](
         first,
         second,
@@ -90,15 +61,12 @@ def _launch(
         gamma,
         beta,
         eps,
-        dummy(time, out),
-        0 if time is None or len(time) == 1 else time.stride(0),
-        out.shape[1],
         dummy(residual if residual is None else residual.contiguous(), out),
         out,
         torch.empty(programs, items * count, width, device=out.device) if programs > 1 else out,
         counters(tiles * columns if programs > 1 else 0, out.device),
         count,
-        first.shape[-1],
+        first.shape[2],
         channels,
         width,
         shared.blocks,
@@ -106,19 +74,20 @@ def _launch(
         weight.stride(0),
         weight.stride(1),
         BIAS=bias is not None,
-        TIME=time is not None,
         RESIDUAL=residual is not None,
         NORM=affine is not None,
         LAYER=layer_norm is not None,
         PAIR=first is not second,
         PARTS=next_power_of_two(programs) if programs > 1 else 0,
-        ALIGNED=first is not second and aligned(first, second),
+        ALIGNED=aligned(first, second),
         BM=tile.rows,
         BN=tile.columns,
         BK=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **dependent(out.device),
     )
+    return out
 
 
 def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -128,8 +97,9 @@ def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tup
         width, channels = weight.shape
         out = torch.empty(1, width, dtype=weight.dtype, device=weight.device)
         _row[triton.cdiv(width, LANES),](
-            x, frequencies, weight, bias, out, channels, width, weight.stride(0), ANGLES=not i, BN=LANES, BK=256
-        )
+            x, frequencies, weight, bias, out, channels, width, weight.stride(0), ANGLES=not i, BN=LANES, BK=256,
+            **dependent(out.device),
+        )  # fmt: skip
         x = out
     return x
 
@@ -163,13 +133,14 @@ def apply_layer_norm(x, gamma, beta, mean, rstd, c, C):
 
 @triton.jit
 def _linear(
-    first, second, weight, bias, norm, gamma, beta, eps, time, time_stride, rows_out, residual, out, parts, counters,
+    first, second, weight, bias, norm, gamma, beta, eps, residual, out, parts, counters,
     R, A, C, N, each, total, weight_n, weight_c,
-    BIAS: tl.constexpr, TIME: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr,
     PAIR: tl.constexpr, PARTS: tl.constexpr, ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM, BN] of one item's outputs, or of one part of K."""
+    begin_after_others(PDL)
     tiles = tl.cdiv(R, BM)
     item = tl.program_id(0) // tiles
     r = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
@@ -199,16 +170,19 @@ def _linear(
         acc = tl.dot(x, w, acc, input_precision="ieee")
     stored = live[:, None] & (n < N)[None, :]
     offsets = row[:, None] * N + n[None, :]
-    times = time + (row // rows_out * time_stride)[:, None] + n[None, :]
     finish(
-        acc, out, offsets, stored, parts, counters, total * N, bias, n, N, times, residual,
-        PARTS, BIAS, TIME, RESIDUAL,
+        acc, out, offsets, stored, parts, counters, total * N, bias, n, N, residual,
+        PARTS, BIAS, RESIDUAL,
     )  # fmt: skip
 
 
 @triton.jit
-def _row(x, frequencies, weight, bias, out, C, N, weight_n, ANGLES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def _row(
+    x, frequencies, weight, bias, out, C, N, weight_n,
+    ANGLES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """[BN] outputs of a single row; its input is a time's cosines and sines, or goes through the SiLU."""
+    begin_after_others(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     acc = tl.zeros((BN,), tl.float32)
     for start in range(0, C, BK):
