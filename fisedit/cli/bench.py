@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,9 +61,11 @@ def bench_edit(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    name = "cuda_speed" if (device or "").startswith("cuda") else "speed"  # graphs only on a GPU that was asked for
+    on_gpu = (device or "").startswith("cuda")  # graphs only on a GPU that was asked for
+    module = import_module(f"fisedit.evaluation.{'cuda_speed' if on_gpu else 'speed'}")
+    keep = {"on_report": partial(_write, output=output)} if on_gpu and output is not None else {}
     with _measurement(output) as on_step:
-        report = import_module(f"fisedit.evaluation.{name}").measure_edit_speed(settings, on_step)
+        report = module.measure_edit_speed(settings, on_step, **keep)
     _report(report, output, json, "dense_summary", "summary", "batch_summary", *(["profile"] if profile else []))
 
 
@@ -385,11 +388,17 @@ def _measurement(*outputs: Path | None) -> Iterator[OnStep]:
         yield on_step
 
 
-def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
-    """Write a benchmark's report with its environment; print all of it as JSON, or its short tables and notes."""
+def _write(report: dict[str, Any], output: Path | None) -> dict[str, Any]:
+    """Write a benchmark's report with its environment, which is returned."""
     report = import_module("fisedit.evaluation.environment").with_environment(report)
     if output is not None:
         files.write_json(report, output)
+    return report
+
+
+def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
+    """Write a benchmark's report with its environment; print all of it as JSON, or its short tables and notes."""
+    report = _write(report, output)
     if json:
         console.show_json(report)
         return

@@ -9,6 +9,7 @@ reference kernels in the same precision; whole edits are `Editor.edit`, from pro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -58,12 +59,15 @@ PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2
 """GPU -> (16-bit operations a second, bytes a second), from NVIDIA's data sheets of the SXM boards."""
 
 
-def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
+def measure_edit_speed(
+    settings: SpeedSettings, on_step: OnStep | None = None, on_report: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Time steps, decodes, whole edits and batches by captured graphs.
 
     Args:
         settings: of the benchmark.
         on_step: called before every measurement with (i, n, None).
+        on_report: called with the report as far as it is, after the batches and after every mask but the last.
 
     Returns:
         {"settings", "search", "dense", "rows", "batches", "summary", "notes"}, ready for JSON; times in seconds.
@@ -73,37 +77,41 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         ModelError: the model cannot be loaded.
     """
     workload, masks = load_workload(settings), masks_of_areas(settings.areas, settings.size)
-    total = len(masks) + 2
 
     def report_progress(i: int) -> None:
         if on_step is not None:
-            on_step(i, total, None)
+            on_step(i, len(masks) + 2, None)
 
     rows: list[Row] = []
     with torch.inference_mode():
         report_progress(0)
         pipelines = DensePipelines(workload.pipe, workload.config, compiled=settings.compiled)
         search = pipelines.search()
-        notes = [f"fastest dense run: {search.best.name}", *pipelines.notes]
         benchmark = GraphBenchmark(workload, pipelines, search.best, settings.repeats, plain=settings.baseline)
         report_progress(1)
         batches = benchmark.measure_batches()
-        try:
+
+        def report() -> dict[str, Any]:
+            stopped = () if len(rows) == len(masks) else (f"stopped after {len(rows)} of {len(masks)} masks",)
+            baseline = {"dense_baseline": f"diffusers, {search.best.name}"}
+            return {
+                "settings": _settings_dict(workload, settings) | baseline,
+                "search": search.as_dict(),
+                "dense": {"step_roofline_seconds": benchmark.roofline(benchmark.costs.dense_step())},
+                "rows": rows,
+                "batches": batches,
+                "summary": [_summary_row(row) for row in rows],
+                "batch_summary": [_batch_row(row) for row in batches],
+                "notes": [f"fastest dense run: {search.best.name}", *pipelines.notes, *stopped],
+            }
+
+        with suppress(KeyboardInterrupt):
             for i, (name, area, grid) in enumerate(masks, 2):
+                if on_report is not None:
+                    on_report(report())
                 report_progress(i)
                 rows.append({"mask": name, "asked_area": area, **benchmark.measure_mask(grid)})
-        except KeyboardInterrupt:
-            notes.append(f"stopped after {len(rows)} of {len(masks)} masks")
-    return {
-        "settings": _settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
-        "search": search.as_dict(),
-        "dense": {"step_roofline_seconds": benchmark.roofline(benchmark.costs.dense_step())},
-        "rows": rows,
-        "batches": batches,
-        "summary": [_summary_row(row) for row in rows],
-        "batch_summary": [_batch_row(row) for row in batches],
-        "notes": notes,
-    }
+        return report()
 
 
 class GraphBenchmark:

@@ -80,9 +80,14 @@ def test_a_report_from_end_to_end(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
     monkeypatch.setattr(dense_search, "NUM_ROUNDS", 1)
     monkeypatch.setattr(dense_pipelines, "vector_extension", lambda: "avx2")
-    seen = []
+    seen, kept = [], []
     settings = SpeedSettings(areas=(0.05, 0.15), size=128, num_inference_steps=4, device="cpu", repeats=1)
-    report = cuda_speed.measure_edit_speed(settings, lambda i, n, _: seen.append((i, n)))
+    report = cuda_speed.measure_edit_speed(
+        settings, lambda i, n, _: seen.append((i, n)), lambda report: kept.append(json.dumps(report))
+    )
+    assert [len(json.loads(early)["rows"]) for early in kept] == [0, 1, 2, 3]  # a run that is ended loses one mask
+    assert "stopped after 3 of 4 masks" in json.loads(kept[-1])["notes"]
+    assert not any(note.startswith("stopped") for note in report["notes"])
     assert json.loads(json.dumps(report))["settings"]["whole_steps"] == [3, 4]
     assert seen == [(i, 6) for i in range(6)]
     assert {"dense_baseline", "versions", "dtype", "cache", "whole"} <= report["settings"].keys()

@@ -230,7 +230,7 @@ COUNTERS = 1 << 16
 """Tiles that may use split-K at once."""
 
 
-PDL = True
+PDL = False
 """Whether kernels are launched while the ones before them run, on GPUs that can: from compute capability 9.0 on."""
 
 
