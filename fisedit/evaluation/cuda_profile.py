@@ -11,9 +11,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
-from time import sleep
 from typing import Any
 from unittest import mock
 
@@ -48,7 +46,6 @@ def main() -> None:
     parser.add_argument("--areas", type=float, nargs="+", default=[0.05, 0.25], help="of the masks, each in (0, 1]")
     parser.add_argument("--edits", type=int, nargs="+", default=[1, 16], help="in one batch")
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS))
-    parser.add_argument("--after", type=Path, help="file that must be there before anything is timed")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", type=int, default=512, help="side of the picture, in pixels")
     chosen = parser.parse_args()
@@ -61,7 +58,7 @@ def main() -> None:
             for edits in chosen.edits:
                 for backend in chosen.backends:
                     with ops.use("fast" if backend == COMPILED else backend):
-                        print_step(benchmark, area, edits, backend, chosen.after)
+                        print_step(benchmark, area, edits, backend)
 
 
 class CompiledExecutor(GraphExecutor):
@@ -81,7 +78,7 @@ class CompiledExecutor(GraphExecutor):
         return dict(zip(self._names, self._compiled(), strict=True))
 
 
-def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str, after: Path | None = None) -> None:
+def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str) -> None:
     """Time one captured step and list its kernels.
 
     Args:
@@ -89,7 +86,6 @@ def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str,
         area: of the square mask, in (0, 1].
         edits: in the batch, each in another place.
         backend: a name of `ops.use`, which is in use; or "compiled".
-        after: file that is waited for before the step is timed.
     """
     side, middle = benchmark.config.height // LATENT_FACTOR, benchmark.middle
     grids = [np.roll(square_mask(area, side), (4 * e, 7 * e), (0, 1)) for e in range(edits)]
@@ -100,9 +96,6 @@ def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str,
     )
     latents = torch.cat([benchmark.source.latents[middle]] * benchmark.engine.batch(benchmark.config))
     step = partial(edit.step, middle, latents.repeat_interleave(edits, 0), benchmark.times[middle])
-    step()
-    while after is not None and not after.exists():
-        sleep(0.1)
     seconds, kernels = median(benchmark.turns({"step": step})["step"]), kernel_times(step)
     count, total = sum(len(times) for times in kernels.values()), sum(map(sum, kernels.values()))
     rows = "/".join(str(rows) for rows in plans[0].rows)
