@@ -21,7 +21,6 @@ PROGRAMS = 264
 MIN_BLOCKS = 4
 """Blocks of K that a program takes at least where programs share it."""
 
-
 MIN_KEYS = 2
 """Blocks of keys that a program takes at least where programs share an attention's."""
 
@@ -86,7 +85,31 @@ def split_k(tiles: int, blocks: int, least: int | None = None) -> SplitK:
 
 
 FEW_ROWS = 512
-"""Rows up to which tiles were measured in 16 bit, by `python -m fisedit.evaluation.triton_tuning` on an H200."""
+"""Rows up to which launch shapes were measured in 16 bit."""
+
+TILES = {
+    "linear": ((64, Tile(64, 32, 128, 4, 4)), (17, Tile(32, 32, 256, 4, 3)), (0, Tile(16, 32, 256, 2, 3))),
+    "layer_norm": ((64, Tile(32, 64, 64, 4, 4)), (17, Tile(32, 32, 256, 4, 3)), (0, Tile(16, 32, 256, 2, 3))),
+    "geglu": ((129, Tile(64, 128, 64, 8, 3)), (33, Tile(64, 64, 128, 8, 3)), (0, Tile(16, 32, 128, 2, 3))),
+}
+"""Kernel -> (rows from, tile), by `python -m fisedit.evaluation.triton_tuning` on an H200, whose figures are in
+benchmarks/LOG.md: a linear layer, one behind a layer norm, and a gated one."""
+
+
+def measured_tile(kernel: str, rows: int, channels: int, dtype: torch.dtype) -> Tile | None:
+    """The tile of a GEMM of few rows in 16 bit, by measurement; None for others.
+
+    Args:
+        kernel: a name in `TILES`.
+        rows: of the output.
+        channels: length of K.
+        dtype: of the operands.
+    """
+    if rows > FEW_ROWS or dtype.itemsize != 2:
+        return None
+    tile = next(tile for least, tile in TILES[kernel] if rows >= least)
+    return tile._replace(depth=min(tile.depth, power_of_two(channels)))
+
 
 NARROWEST = 16
 """Elements of K that a tile takes at once, at least."""
@@ -106,20 +129,15 @@ def gemm_tile(
         beside: channels of the first of two tensors side by side, which no tile's step crosses; 0 for one tensor.
         layer_norm: every program computes its rows' statistics, so that few share K.
     """
-    tile, is_measured = tile_for(rows, width, channels, dtype), rows <= FEW_ROWS and dtype.itemsize == 2
-    if is_measured and layer_norm and rows >= 64:
-        tile = Tile(32, 64, 64, 4, 4)
-    elif is_measured:
-        tile = (
-            Tile(64, 32, 128, 4, 4) if rows >= 64 else Tile(32, 32, 256, 4, 3) if rows > 16 else Tile(16, 32, 256, 2, 3)
-        )
-    deepest = power_of_two(channels)
-    tile = tile._replace(depth=gcd(min(tile.depth, deepest), beside or deepest))
+    measured = measured_tile("layer_norm" if layer_norm else "linear", rows, channels, dtype)
+    tile = measured or tile_for(rows, width, channels, dtype)
+    if beside:
+        tile = tile._replace(depth=gcd(tile.depth, beside))
     tiles, blocks = items * cdiv(rows, tile.rows) * cdiv(width, tile.columns), cdiv(channels, tile.depth)
-    if not is_measured:
+    if measured is None:
         return tile, split_k(tiles, blocks)
-    programs = 1 if layer_norm else max(1, min(SHARED_PROGRAMS // tiles, channels // MIN_SHARE))
-    each = cdiv(blocks, programs if tiles < SHARED_PROGRAMS // 2 else 1)
+    shares = not layer_norm and tiles < SHARED_PROGRAMS // 2
+    each = cdiv(blocks, max(1, min(SHARED_PROGRAMS // tiles, channels // MIN_SHARE)) if shares else 1)
     return tile, SplitK(cdiv(blocks, each), each)
 
 
@@ -139,11 +157,7 @@ def geglu_tile(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile
         channels: length of K.
         dtype: of the operands.
     """
-    if rows > FEW_ROWS or dtype.itemsize != 2:
-        return tile_for(rows, width, channels, dtype)
-    tile = Tile(64, 128, 64, 8, 3) if rows > 128 else Tile(64, 64, 128, 8, 3)
-    tile = tile if rows > 32 else Tile(16, 32, 128, 2, 3)
-    return tile._replace(depth=min(tile.depth, power_of_two(channels)))
+    return measured_tile("geglu", rows, channels, dtype) or tile_for(rows, width, channels, dtype)
 
 
 class AttentionTile(NamedTuple):
