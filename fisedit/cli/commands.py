@@ -13,12 +13,14 @@ from fisedit.batch.values import BatchAdapters, BatchJob, BatchSettings, Executo
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
+from fisedit.cli.inputs import check_config
 from fisedit.errors import InputError
 from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.storage import files
 
 
 def demo(
+    context: typer.Context,
     seed: opt.Seed = 4,
     num_inference_steps: opt.Steps = 25,
     model: opt.Model = "demo",
@@ -31,6 +33,7 @@ def demo(
 ) -> None:
     """Generate, edit twice by changing words, check that nothing else changed."""
     files.check_output_folder(output)
+    check_config(context.params)
     from fisedit import Editor
     from fisedit.cli.demo import run_demo, write_demo
     from fisedit.models.vocabulary import vocabulary_of

@@ -12,6 +12,7 @@ import typer
 
 from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.cli.inputs import check_config
 from fisedit.cli.options import parse_areas
 from fisedit.errors import InputError
 from fisedit.evaluation.settings import ValidationSettings
@@ -112,6 +113,7 @@ def validate(
 
 
 def plan(
+    context: typer.Context,
     model: opt.Model = "demo",
     size: opt.PlanSize = None,
     num_inference_steps: opt.Steps = 25,
@@ -125,6 +127,7 @@ def plan(
 ) -> None:
     """Print what a source and edits would take here by the cost table, and what to change where it does not fit."""
     limit, shares = _parse_bytes(memory), parse_areas(areas)
+    check_config(context.params)
     from fisedit import Editor
     from fisedit.diagnosis import plan as planning
     from fisedit.models.device import choose_device

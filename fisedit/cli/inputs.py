@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from fisedit import Editor
     from fisedit.storage.images import DecodedImage
+    from fisedit.values import GenerationConfig
 
 
 _SETTINGS = {
@@ -91,17 +93,31 @@ def check_settings(context: typer.Context) -> None:
     Raises:
         PromptError: a prompt that says nothing. InputError: another value out of range.
     """
-    from fisedit.values import check_prompt, make_generation_config
+    from fisedit.values import check_prompt
 
     given = context.params
-    settings = {name: given.get(name, usual) for name, usual in _SETTINGS.items()}
-    size = {name: given.get(name) or _SIDE for name in ("width", "height")}
-    inversion = given["inversion"] if given.get("picture") else None
-    config = make_generation_config("-", **settings, **size, inversion=inversion)
+    config = check_config(given, given["inversion"] if given.get("picture") else None)
     if given["prompt"] is not None:
         check_prompt(given["prompt"])
     opt.parse_adapters(given)
     _check_edit(context, config.num_timesteps)
+
+
+def check_config(given: Mapping[str, Any], inversion: str | None = None) -> GenerationConfig:
+    """Check what a source is made with before a model is loaded; usual values where a command has no such option.
+
+    Args:
+        given: values of options by name.
+        inversion: by which a picture is opened, or None.
+
+    Raises:
+        InputError: a value out of range.
+    """
+    from fisedit.values import make_generation_config
+
+    settings = {name: given.get(name, usual) for name, usual in _SETTINGS.items()}
+    size = {name: given.get(name) or given.get("size") or _SIDE for name in ("width", "height")}
+    return make_generation_config("-", **settings, **size, inversion=inversion)
 
 
 def _check_edit(context: typer.Context, timesteps: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -117,7 +117,20 @@ def calibrate(
     about["record_bytes"] = trial.record_bytes
     about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     layers = layer_seconds(pipeline.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
-    return trial.measured.table(about, transfer_rates(), layers)
+    return without_spikes(trial.measured.table(about, transfer_rates(), layers))
+
+
+def without_spikes(table: CostTable) -> CostTable:
+    """A table in which no work takes longer than more of it: what runs beside a calibration only adds seconds.
+
+    Args:
+        table: as measured.
+    """
+    curves = {
+        key: replace(curve, seconds=tuple(accumulate(reversed(curve.seconds), min))[::-1])
+        for key, curve in table.curves.items()
+    }
+    return replace(table, curves=curves)
 
 
 def predictions(pipeline: EditPipeline, areas: Sequence[float], size: int, steps: int) -> list[dict[str, object]]:

@@ -85,6 +85,8 @@ class TestUsage:
                 "num_inference_steps must be",
             ),
             (["generate", "a cat", "--width", "100"], "input", "width must be divisible by 8"),
+            (["demo", "--num-inference-steps", "0"], "input", "num_inference_steps must be"),
+            (["plan", "--size", "100"], "input", "width must be divisible by 8"),
             (["edit", "--session", "none", "--prompt", "a dog"], "session", "there is no session in none"),
         ],
     )

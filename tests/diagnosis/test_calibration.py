@@ -12,6 +12,7 @@ from fisedit.diagnosis import calibration
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import current_recorder
+from fisedit.sparse.cost_table import CostTable, Curve
 
 
 def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines, tmp_path, monkeypatch):
@@ -41,6 +42,15 @@ def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines,
     assert source.stats.seconds["total"] > 0 and seen.seconds > 0 and seen.seconds_dense > 0
     with pytest.raises(InputError, match="seconds must be a number, 0 or more"):
         editor.calibrate(-1)
+
+
+def test_what_ran_beside_a_calibration_makes_no_work_longer_than_more_of_it():
+    """Beside other work a small edit's steps were measured slower than a large one's, and small edits ran dense."""
+    key = ("sparse", "conv", 0)
+    table = CostTable({key: Curve((10.0, 20.0, 40.0), (0.5, 0.2, 0.3))}, {"pixels": 64}, {"memory": 1e9})
+    found = calibration.without_spikes(table)
+    assert found.curves == {key: Curve((10.0, 20.0, 40.0), (0.2, 0.2, 0.3))}
+    assert (found.about, found.rates) == (table.about, table.rates)
 
 
 def test_shapes_cover_what_they_should():
