@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError, as_text
@@ -117,17 +118,18 @@ def calibrate(
     about["record_bytes"] = trial.record_bytes
     about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     layers = layer_seconds(pipeline.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
-    return without_spikes(trial.measured.table(about, transfer_rates(), layers))
+    return never_falling(trial.measured.table(about, transfer_rates(), layers))
 
 
-def without_spikes(table: CostTable) -> CostTable:
-    """A table in which no work takes longer than more of it: what runs beside a calibration only adds seconds.
+def never_falling(table: CostTable) -> CostTable:
+    """A table in which no work takes longer than more of it, by isotonic regression: beside other work a calibration
+    measures small edits slower than large ones.
 
     Args:
         table: as measured.
     """
     curves = {
-        key: replace(curve, seconds=tuple(accumulate(reversed(curve.seconds), min))[::-1])
+        key: replace(curve, seconds=tuple(isotonic_regression(curve.seconds).x.tolist()))
         for key, curve in table.curves.items()
     }
     return replace(table, curves=curves)

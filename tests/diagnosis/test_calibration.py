@@ -48,8 +48,8 @@ def test_what_ran_beside_a_calibration_makes_no_work_longer_than_more_of_it():
     """Beside other work a small edit's steps were measured slower than a large one's, and small edits ran dense."""
     key = ("sparse", "conv", 0)
     table = CostTable({key: Curve((10.0, 20.0, 40.0), (0.5, 0.2, 0.3))}, {"pixels": 64}, {"memory": 1e9})
-    found = calibration.without_spikes(table)
-    assert found.curves == {key: Curve((10.0, 20.0, 40.0), (0.2, 0.2, 0.3))}
+    found = calibration.never_falling(table)
+    assert found.curves[key].seconds == pytest.approx((1 / 3, 1 / 3, 1 / 3)) and found.curves[key].works == (10, 20, 40)
     assert (found.about, found.rates) == (table.about, table.rates)
 
 
