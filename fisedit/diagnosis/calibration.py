@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.optimize import isotonic_regression
 
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import InputError, as_text
@@ -128,6 +127,8 @@ def never_falling(table: CostTable) -> CostTable:
     Args:
         table: as measured.
     """
+    from scipy.optimize import isotonic_regression
+
     curves = {
         key: replace(curve, seconds=tuple(isotonic_regression(curve.seconds).x.tolist()))
         for key, curve in table.curves.items()
