@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from fisedit.cli import console
 from fisedit.cli import options as opt
+from fisedit.cli.bench_reports import measurement, show_report, write_report
 from fisedit.evaluation.settings import (
     DriveQualitySettings,
     EditQualitySettings,
@@ -22,9 +20,6 @@ from fisedit.evaluation.settings import (
     SpeedSettings,
 )
 from fisedit.storage import files
-
-if TYPE_CHECKING:
-    from fisedit.values import OnStep
 
 bench = typer.Typer(help="Measure fisedit against dense diffusers.")
 
@@ -63,10 +58,10 @@ def bench_edit(
     )
     on_gpu = (device or "").startswith("cuda")  # graphs only on a GPU that was asked for
     module = import_module(f"fisedit.evaluation.{'cuda_speed' if on_gpu else 'speed'}")
-    keep = {"on_report": partial(_write, output=output)} if on_gpu and output is not None else {}
-    with _measurement(output) as on_step:
+    keep = {"on_report": partial(write_report, output=output)} if on_gpu and output is not None else {}
+    with measurement(output) as on_step:
         report = module.measure_edit_speed(settings, on_step, **keep)
-    _report(report, output, json, "dense_summary", "summary", "batch_summary", *(["profile"] if profile else []))
+    show_report(report, output, json, "dense_summary", "summary", "batch_summary", *(["profile"] if profile else []))
 
 
 @bench.command("workload")
@@ -93,9 +88,9 @@ def bench_workload(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.mask_traces").measure_workload(settings, on_step)
-    _report(report, output, json, "summary")
+    show_report(report, output, json, "summary")
 
 
 @bench.command("costs")
@@ -122,9 +117,9 @@ def bench_costs(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.cost_predictions").measure_predictions(settings, on_step)
-    _report(report, output, json, "summary")
+    show_report(report, output, json, "summary")
 
 
 @bench.command("adapters")
@@ -151,9 +146,9 @@ def bench_adapters(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.adapter_speed").measure_adapter_speed(settings, on_step)
-    _report(report, output, json, "summary")
+    show_report(report, output, json, "summary")
 
 
 @bench.command("fidelity")
@@ -178,9 +173,9 @@ def bench_fidelity(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.fidelity").measure_fidelity(settings, on_step)
-    _report(report, output, json, "summary")
+    show_report(report, output, json, "summary")
 
 
 @bench.command("records")
@@ -196,9 +191,9 @@ def bench_records(
     """Measure bytes, seconds and fidelity of recorded features by the dtype that they are kept in."""
     speed = SpeedSettings(size=size, repeats=repeats, device=device, dtype=dtype)
     fidelity = FidelitySettings(edits=edits, device=device, dtype=dtype)
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.record_encodings").measure_record_encodings(speed, fidelity, on_step)
-    _report(report, output, json, "summary")
+    show_report(report, output, json, "summary")
 
 
 @bench.command("tiers")
@@ -223,9 +218,9 @@ def bench_tiers(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.record_tiers").measure_record_tiers(settings, on_step)
-    _report(report, output, json, "summary", "memory")
+    show_report(report, output, json, "summary", "memory")
 
 
 def _add_scene_benchmark(name: str, module: str, measure: str, count: int, tables: tuple[str, ...], text: str) -> None:
@@ -254,9 +249,9 @@ def _add_scene_benchmark(name: str, module: str, measure: str, count: int, table
             dtype=dtype,
             local_files_only=local_files_only,
         )
-        with _measurement(output) as on_step:
+        with measurement(output) as on_step:
             report = getattr(import_module(module), measure)(settings, on_step)
-        _report(report, output, json, *tables)
+        show_report(report, output, json, *tables)
 
 
 _add_scene_benchmark(
@@ -288,7 +283,7 @@ _add_scene_benchmark(
 def _measure_with_adapter(settings: ReferenceQualitySettings, output: Path | None) -> dict[str, Any]:
     """Edits with and without a reference."""
     measured = import_module("fisedit.evaluation.quality.reference_quality")
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report: dict[str, Any] = measured.measure_reference_quality(settings, on_step)
     return report
 
@@ -332,7 +327,7 @@ def bench_quality(
     if adapter is not None:
         opt.refuse_beside_adapter(kinds=kinds, methods=methods, pie_bench=pie_bench, journal=journal)
         report = _measure_with_adapter(ReferenceQualitySettings(adapter=adapter, **shared), output)
-        _report(report, output, json, "summary")
+        show_report(report, output, json, "summary")
         return
     settings = EditQualitySettings(
         kinds=_names(kinds),
@@ -342,9 +337,9 @@ def bench_quality(
         cache_dtype=cache_dtype,
         **shared,
     )
-    with _measurement(output, journal) as on_step:
+    with measurement(output, journal) as on_step:
         report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
-    _report(report, output, json, "summary", "classes", "whole")
+    show_report(report, output, json, "summary", "classes", "whole")
 
 
 @bench.command("drive")
@@ -373,40 +368,9 @@ def bench_drive(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    with _measurement(output) as on_step:
+    with measurement(output) as on_step:
         report = import_module("fisedit.evaluation.drive_quality").measure_drive_quality(settings, on_step)
-    _report(report, output, json, "summary")
-
-
-@contextmanager
-def _measurement(*outputs: Path | None) -> Iterator[OnStep]:
-    """Progress of a measurement, once its output files are known to be writable."""
-    for output in outputs:
-        files.check_file_path(output)
-    import_module("fisedit.evaluation.environment").code_state()  # of the code as it is when the run begins
-    with console.progress("Measuring", lines=True) as on_step:
-        yield on_step
-
-
-def _write(report: dict[str, Any], output: Path | None) -> dict[str, Any]:
-    """Write a benchmark's report with its environment, which is returned."""
-    report = import_module("fisedit.evaluation.environment").with_environment(report)
-    if output is not None:
-        files.write_json(report, output)
-    return report
-
-
-def _report(report: dict[str, Any], output: Path | None, json: bool, *tables: str) -> None:
-    """Write a benchmark's report with its environment; print all of it as JSON, or its short tables and notes."""
-    report = _write(report, output)
-    if json:
-        console.show_json(report)
-        return
-    for name in tables:
-        if report.get(name):
-            console.show_rows(report[name])
-    for note in report.get("notes", ()):
-        typer.echo(f"note: {note}")
+    show_report(report, output, json, "summary")
 
 
 def _names(listed: str) -> tuple[str, ...]:

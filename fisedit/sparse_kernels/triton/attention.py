@@ -15,13 +15,13 @@ from torch import Tensor
 from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
-from fisedit.sparse_kernels.triton.epilogue import begin_after_others, last_to_arrive
+from fisedit.sparse_kernels.triton.epilogue import last_to_arrive, wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import (
     attention_tile,
     counters,
     cross_tile,
-    dependent,
     next_power_of_two,
+    pdl_options,
     power_of_two,
 )
 from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
@@ -90,7 +90,7 @@ def attention(
         BD=power_of_two(width),
         num_warps=warps,
         num_stages=stages,
-        **dependent(out.device),
+        **pdl_options(out.device),
     )
     return out
 
@@ -134,7 +134,7 @@ def cross_attention(
         BD=power_of_two(width),
         num_warps=warps,
         num_stages=stages,
-        **dependent(out.device),
+        **pdl_options(out.device),
     )
     return out, query
 
@@ -191,7 +191,7 @@ def _attend(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item, over all keys or some."""
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     item = (tl.program_id(1) // heads).to(tl.int64)
     head = tl.program_id(1) % heads * WIDTH
     r = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -275,7 +275,7 @@ def _cross(
     WIDTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[BM] queries of one head of one item, from rows to what they find in the text."""
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     item = tl.program_id(1) // heads
     head = tl.program_id(1) % heads * WIDTH
     inner = heads * WIDTH

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, Rows
 from fisedit.sparse_kernels.row_plan import TAPS
-from fisedit.sparse_kernels.triton.epilogue import begin_after_others
-from fisedit.sparse_kernels.triton.launch import aligned, dense, dependent, dummy, pair, power_of_two
+from fisedit.sparse_kernels.triton.epilogue import wait_for_prior_kernel
+from fisedit.sparse_kernels.triton.launch import aligned, dense, dummy, pair, pdl_options, power_of_two
 from fisedit.sparse_kernels.triton.linear import norm_linear
 
 ROWS, COLUMNS = 64, 64
@@ -84,7 +84,7 @@ def norm_conv3x3(
             RESIDUAL=residual is not None,
             BM=ROWS,
             BC=columns,
-            **dependent(out.device),
+            **pdl_options(out.device),
         )
         out[start : start + count].view(-1, width).addmm_(patches, matrix.t())
     return out
@@ -101,7 +101,7 @@ def _gather(
 
     `start` is the first item, of `count`; `patches` begin at it.
     """
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     local = tl.program_id(0) * BM + tl.arange(0, BM)
     live = local < count * R_OUT
     item = start + local // R_OUT

@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def begin_after_others(PDL: tl.constexpr):
+def wait_for_prior_kernel(PDL: tl.constexpr):
     """Let the next kernel be launched, and wait until the one before is done; with `PDL` every kernel begins so."""
     if PDL:
         gdc_launch_dependents()

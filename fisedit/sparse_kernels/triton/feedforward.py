@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams
-from fisedit.sparse_kernels.triton.epilogue import begin_after_others
-from fisedit.sparse_kernels.triton.launch import dependent, geglu_tile
+from fisedit.sparse_kernels.triton.epilogue import wait_for_prior_kernel
+from fisedit.sparse_kernels.triton.launch import geglu_tile, pdl_options
 from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats
 
 
@@ -38,7 +38,7 @@ def norm_geglu(rows: Tensor, weight: Tensor, bias: Tensor, layer_norm: LayerNorm
         BK=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **dependent(out.device),
+        **pdl_options(out.device),
     )
     return out
 
@@ -49,7 +49,7 @@ def _geglu(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM, BN] of outputs: two products with the same rows."""
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     live = row < R
     n = tl.program_id(1) * BN + tl.arange(0, BN)

@@ -248,7 +248,7 @@ PDL = False
 """Whether kernels are launched while the ones before them run, on GPUs that can: from compute capability 9.0 on."""
 
 
-def dependent(device: torch.device) -> dict[str, bool]:
+def pdl_options(device: torch.device) -> dict[str, bool]:
     """Arguments of a kernel's launch that say whether it begins while the one before it runs.
 
     Args:

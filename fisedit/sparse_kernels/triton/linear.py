@@ -13,16 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams, Rows, join_rows
-from fisedit.sparse_kernels.triton.epilogue import begin_after_others, finish
+from fisedit.sparse_kernels.triton.epilogue import finish, wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import (
     NARROWEST,
     aligned,
     counters,
-    dependent,
     dummy,
     gemm_tile,
     next_power_of_two,
     pair,
+    pdl_options,
 )
 
 LANES = 16
@@ -85,7 +85,7 @@ def norm_linear(
         BK=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **dependent(out.device),
+        **pdl_options(out.device),
     )
     return out
 
@@ -98,7 +98,7 @@ def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tup
         out = torch.empty(1, width, dtype=weight.dtype, device=weight.device)
         _row[triton.cdiv(width, LANES),](
             x, frequencies, weight, bias, out, channels, width, weight.stride(0), ANGLES=not i, BN=LANES, BK=256,
-            **dependent(out.device),
+            **pdl_options(out.device),
         )  # fmt: skip
         x = out
     return x
@@ -140,7 +140,7 @@ def _linear(
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM, BN] of one item's outputs, or of one part of K."""
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     tiles = tl.cdiv(R, BM)
     item = tl.program_id(0) // tiles
     r = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
@@ -182,7 +182,7 @@ def _row(
     ANGLES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """[BN] outputs of a single row; its input is a time's cosines and sines, or goes through the SiLU."""
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     acc = tl.zeros((BN,), tl.float32)
     for start in range(0, C, BK):

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fisedit.sparse_kernels.reference import LayerNormParams, Rows
-from fisedit.sparse_kernels.triton.epilogue import begin_after_others, last_to_arrive
-from fisedit.sparse_kernels.triton.launch import counters, dependent, pair, power_of_two, sums_tile
+from fisedit.sparse_kernels.triton.epilogue import last_to_arrive, wait_for_prior_kernel
+from fisedit.sparse_kernels.triton.launch import counters, pair, pdl_options, power_of_two, sums_tile
 
 
 def group_norm_affine(
@@ -91,7 +91,7 @@ def _affine(
         W=width,
         BW=power_of_two(width),
         num_warps=tile.warps,
-        **dependent(out.device),
+        **pdl_options(out.device),
     )
     return out, mixed, written
 
@@ -128,7 +128,7 @@ def _sums(
     BW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sum and sum of squares of one group of one item, fresh less recorded, or of some of its rows."""
-    begin_after_others(PDL)
+    wait_for_prior_kernel(PDL)
     index = tl.program_id(0)
     item = (index // groups).to(tl.int64)
     live = tl.load(num_rows + item)
