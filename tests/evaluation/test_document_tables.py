@@ -138,8 +138,12 @@ MEASURES = {
 }
 """Command -> paths of what it measures, as git's pathspecs. Of Python only code counts, no comments or docstrings."""
 
-GPU_ONLY = "TRITON_ROWS"
-"""Table of `tuning` that is read for GPUs alone; no report of a CPU ages with it."""
+READ_BY = {
+    "TRITON_ROWS": (),  # for GPUs alone
+    "NOTES": (),  # text
+    **dict.fromkeys(("seam", "_boundary_step", "_score_mask"), ("bench quality",)),
+}
+"""Functions and tables -> the commands whose reports alone age with them."""
 
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
 
@@ -179,7 +183,7 @@ def test_no_report_is_older_than_what_it_measures():
     for name, report in published().items():
         commit = report["environment"]["commit"]
         assert git("cat-file", "-e", f"{commit}^{{commit}}") is not None, f"{name} is of a commit that is not here"
-        changed = changes(commit, MEASURES[kind(report["environment"]["command"])])
+        changed = changes(commit, kind(report["environment"]["command"]))
         assert not changed, f"{name} is older than {changed}: measure it again, or take it out of the documents"
 
 
@@ -188,14 +192,15 @@ def kind(command: str) -> str:
     return " ".join(command.split()[1:3])
 
 
-def changes(commit: str, paths: tuple[str, ...]) -> list[str]:
+def changes(commit: str, command: str) -> list[str]:
     """Files whose content changed since a commit, but documents; of Python files those whose statements did."""
+    paths = MEASURES[command]
     names = [
         name for name in (git("diff", "--name-only", commit, "--", *paths) or "").split() if not name.endswith(".md")
     ]
     python = [name for name in names if name.endswith(".py")]
-    before = {name: statements(git("show", f"{commit}:{name}") or "") for name in python}
-    now = {name: statements(text_of(ROOT / name)) for name in python}
+    before = {name: statements(git("show", f"{commit}:{name}") or "", command) for name in python}
+    now = {name: statements(text_of(ROOT / name), command) for name in python}
     differ = set().union(*before.values()) ^ set().union(*now.values())
     return [name for name in names if name not in python or differ & (before[name] | now[name])]
 
@@ -205,14 +210,14 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def statements(text: str) -> set[str]:
+def statements(text: str, command: str = "") -> set[str]:
     """A module's statements and its classes' members without comments, docstrings, types' imports and imports from this
-    package: what stays when it is moved to another module or class."""
+    package: what stays when it is moved to another module or class. Without those that a command does not read."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
             node.body = [line for line in body if not (is_text(line) or is_own_import(line) or is_for_types(line))]
-    return {part for line in tree.body if not is_for_gpus(line) for part in parts(line)}
+    return {part for line in tree.body if is_read(line, command) for part in parts(line)}
 
 
 def parts(line: ast.stmt) -> list[str]:
@@ -237,9 +242,11 @@ def is_for_types(line: ast.stmt) -> bool:
     return isinstance(line, ast.If) and isinstance(line.test, ast.Name) and line.test.id == "TYPE_CHECKING"
 
 
-def is_for_gpus(line: ast.stmt) -> bool:
-    """Whether a statement is the table `GPU_ONLY`."""
-    return isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == GPU_ONLY
+def is_read(line: ast.stmt, command: str) -> bool:
+    """Whether a command's reports depend on a statement, by `READ_BY`."""
+    target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+    name = getattr(line, "name", getattr(target, "id", ""))
+    return command in READ_BY.get(name, (command,))
 
 
 def is_text(line: ast.stmt) -> bool:
@@ -255,6 +262,9 @@ def test_comments_docstrings_and_moves_age_no_report():
     moved = "from fisedit.values import A\nfrom torch import nn\n"
     assert statements(f"{moved}X = 1\nY = 2\n") == statements("from torch import nn\nX = 1") | statements("Y = 2")
     assert statements("from torch import nn\nX = 1") != statements("X = 1")
+    assert statements("def seam(): return 1\nX = 1", "bench masks") == statements("X = 1")
+    assert statements("def seam(): return 1\nX = 1", "bench quality") != statements("X = 1")
+    assert statements("NOTES = 1\nTRITON_ROWS: int = 1", "bench quality") == set()
     member = "    def f(self): return 1\n"
     assert statements(f"class A(B):\n    X = 1\n\nclass B:\n{member}") == statements(f"class A:\n    X = 1\n{member}")
 

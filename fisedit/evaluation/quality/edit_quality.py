@@ -45,6 +45,7 @@ NOTES = (
     "IoU, precision and recall are by latent cells of 8x8 pixels; one is true if any of its pixels is",
     "inside dB and seam compare with the dense blended edit in the method's own mask, over edits that ran sparsely",
     "seam is the largest step between neighbours within 4 pixels of the mask's boundary, over the reference's own",
+    "of which the source's pixels are the reference outside the mask: an opened picture is sharper than a decoder's",
     "dense dB is the same over our edits that fell back to dense runs",
     "kept dB is to the source, inside the method's own mask: structure= trades it for success",
     "gone: the classifier does not see what was removed; truth dB is to what was drawn behind it, in the true pixels",

@@ -145,33 +145,37 @@ def equal_outside(got: Image, expected: Image, grid: BoolGrid) -> bool:
     return bool((_levels(got)[outside] == _levels(expected)[outside]).all())
 
 
-def seam(got: Image, reference: Image, grid: BoolGrid) -> float | None:
+def seam(got: Image, reference: Image, source: Image, grid: BoolGrid) -> float | None:
     """How visible a mask's boundary is, over the same in a reference: 1 for as visible.
 
     At every pair of neighbouring pixels across the boundary, the largest difference of neighbours is taken within
     `SEAM_BAND` pixels either side, along the line through both: an edge that mending moved is found as well as one that
-    it left. The measure is the mean over all pairs.
+    it left. The measure is the mean over all pairs. Outside the mask the reference is the source itself, which an edit
+    leaves as it is: an opened picture is sharper there than a decoder's, and that is no seam.
 
     Args:
         got: [8h, 8w] pixels.
         reference: of that size.
+        source: of that size.
         grid: booleans [h, w].
 
     Returns:
         The ratio; None where the mask has no boundary, or the reference no difference near it.
     """
-    step, reference_step = (_boundary_step(picture, cells_to_pixels(grid)) for picture in (got, reference))
+    inside = cells_to_pixels(grid)
+    step = _boundary_step(got, got, inside)
+    reference_step = _boundary_step(reference, source, inside)
     return step / reference_step if step is not None and reference_step else None
 
 
-def _boundary_step(picture: Image, inside: BoolGrid) -> float | None:
-    levels = _levels(picture)
-    steps = []
+def _boundary_step(picture: Image, outside: Image, inside: BoolGrid) -> float | None:
+    windows, steps = np.lib.stride_tricks.sliding_window_view, []
     for axis in (0, 1):
-        differences = np.abs(np.diff(levels, axis=axis)).mean(-1)
+        own, kept = (np.abs(np.diff(_levels(image), axis=axis)).mean(-1) for image in (picture, outside))
+        touched = windows(inside, 2, axis).any(-1)  # pairs with a pixel in the mask
         window = [(0, 0), (0, 0)]
         window[axis] = (SEAM_BAND - 1, SEAM_BAND - 1)
-        near = np.lib.stride_tricks.sliding_window_view(np.pad(differences, window), 2 * SEAM_BAND - 1, axis)
+        near = windows(np.pad(np.where(touched, own, kept), window), 2 * SEAM_BAND - 1, axis)
         steps.append(near.max(-1)[np.diff(inside, axis=axis)])  # of booleans: where neighbours differ
     boundary = np.concatenate(steps)
     return float(boundary.mean()) if len(boundary) else None

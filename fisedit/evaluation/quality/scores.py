@@ -141,7 +141,7 @@ def _score_mask(case: EditCase, result: MethodResult, grid: BoolGrid) -> dict[st
         "leftover": None if case.edit.removed is None else metrics.share_outside(case.edit.removed, painted),
         "exact": None if painted.all() else metrics.equal_outside(picture, source, painted),
         "inside_psnr": psnr if result.sparse else None,
-        "seam": metrics.seam(picture, reference, painted) if reference and result.sparse else None,
+        "seam": metrics.seam(picture, reference, source, painted) if reference and result.sparse else None,
         "dense_psnr": None if result.sparse else psnr,
         "kept_psnr": metrics.psnr(picture, source, inside) if grid.any() else None,
     }

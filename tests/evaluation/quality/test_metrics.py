@@ -45,13 +45,13 @@ def test_one_byte_outside_is_seen():
 
 def test_seam_is_the_ratio_of_largest_steps_near_the_boundary():
     grid = np.array([[True, False], [False, False]])
-    low, high = grey(100), grey(100)
+    low, high, source = grey(100), grey(100), picture(grey(100))
     low[:8, :8], high[:8, :8] = 110, 125
     high[0, 0] = 200  # far from the boundary
-    assert metrics.seam(picture(low), picture(low), grid) == 1
-    assert metrics.seam(picture(high), picture(low), grid) == 2.5
-    assert metrics.seam(picture(low), picture(low), np.ones((2, 2), bool)) is None
-    assert metrics.seam(picture(low), picture(grey(100)), grid) is None
+    assert metrics.seam(picture(low), picture(low), source, grid) == 1
+    assert metrics.seam(picture(high), picture(low), source, grid) == 2.5
+    assert metrics.seam(picture(low), picture(low), source, np.ones((2, 2), bool)) is None
+    assert metrics.seam(picture(low), source, source, grid) is None
 
 
 @pytest.mark.parametrize(("inward", "found"), [(1, True), (3, True), (4, False), (-3, True), (-4, False)])
@@ -61,7 +61,16 @@ def test_an_edge_beside_the_boundary_is_a_seam(inward, found):
     low, moved = grey(100), grey(100)
     low[:, :8] = 101
     moved[:, : 8 - inward] = 120
-    assert metrics.seam(picture(moved), picture(low), grid) == (20 if found else 0)
+    assert metrics.seam(picture(moved), picture(low), picture(grey(100)), grid) == (20 if found else 0)
+
+
+def test_the_sources_own_steps_outside_are_no_seam():
+    """A decoder blurs an edge outside the mask, which the edit keeps as the source has it."""
+    grid = np.array([[True, False], [True, False]])
+    source, decoded = grey(100), grey(100)
+    source[:, 10:], decoded[:, 10:] = 140, 120
+    assert metrics.seam(picture(source), picture(decoded), picture(source), grid) == 1
+    assert metrics.seam(picture(source), picture(decoded), picture(decoded), grid) == 2
 
 
 def test_f1_by_hand():
