@@ -78,7 +78,7 @@ $(TOOLS): $(STAMP)
 	touch $@
 
 $(APP): $(STAMP)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[app]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[app,lora]'
 	touch $@
 
 # Only tests need these: the font that the demo model's scenes are drawn with, and the browser that opens the app.

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SCHEDULERS = {name.label: name for name in SchedulerName}
 """Names that users know."""
 
+STEPS = 25
+"""Steps that a new picture has at first."""
+
 ALL_PIECES = ("All pieces", "all")
 
 DRIVE_RANGES = {
@@ -195,7 +198,7 @@ class PageComponents:
             for label in offered
         }
         with gr.Row():
-            self.steps = gr.Slider(*validation.STEPS, value=25, step=1, label="Steps", elem_id="steps")
+            self.steps = gr.Slider(*validation.STEPS, value=STEPS, step=1, label="Steps", elem_id="steps")
             self.guidance = gr.Slider(
                 *validation.GUIDANCE, value=self.pool.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
             )
@@ -209,7 +212,9 @@ class PageComponents:
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")
         with gr.Row():
-            self.scheduler = gr.Dropdown(list(SCHEDULERS), value="DDIM", label="Scheduler", elem_id="scheduler")
+            self.scheduler = gr.Dropdown(
+                list(SCHEDULERS), value=SchedulerName.DDIM.label, label="Scheduler", elem_id="scheduler"
+            )
             self.clip_skip = gr.Slider(*CLIP_SKIPS, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"

@@ -7,21 +7,29 @@ neither pages nor sessions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fisedit.adapters.lora import FILE, suggested_sampling, weight_file
 from fisedit.errors import AdapterError, InputError, SessionError
-from fisedit.models.paths import expand_home
+from fisedit.models.paths import DEMO_LORAS
 from fisedit.sparse.modules import loras
 
 if TYPE_CHECKING:
     from fisedit import Editor
+    from fisedit.adapters.lora import SuggestedSampling
 
 Scales = Mapping[str, float]
 """Names of LoRAs -> their scales."""
 
 Recorded = Sequence[tuple[str, float]]
 """Names of LoRAs and what their layers are scaled by, as a generation config has them."""
+
+
+def shipped() -> list[str]:
+    """The demo model's LoRAs, where peft can load them."""
+    return list(DEMO_LORAS) if find_spec("peft") else []
 
 
 class LoraCatalog:
@@ -37,23 +45,29 @@ class LoraCatalog:
     """
 
     def __init__(self, editor: Editor, sources: Sequence[str | Path]) -> None:
-        self._sources: dict[str, Path] = {}  # by label
+        self._files: dict[str, Path] = {}  # by label
         self._names: dict[str, str] = {}  # by label
         self._units: dict[str, float] = {}  # by name: what a config records of the scale 1
+        self._sampling: dict[str, SuggestedSampling] = {}  # by label
         for source in sources:
-            self._add(editor, expand_home(source).resolve())
+            self._add(editor, source)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """What users choose from."""
         return tuple(self._names)
 
+    @property
+    def sampling(self) -> Mapping[str, SuggestedSampling]:
+        """What some of them suggest for new pictures, by label."""
+        return self._sampling
+
     def load_into(self, editor: Editor) -> dict[str, str]:
         """Load all of them into another model; names and labels of those that do not fit it."""
         unsupported = {}
-        for label, source in self._sources.items():
+        for label, file in self._files.items():
             try:
-                editor.load_lora(source)
+                editor.load_lora(file)
             except AdapterError:
                 unsupported[self._names[label]] = label
         return unsupported
@@ -84,13 +98,16 @@ class LoraCatalog:
         known = [one for one in recorded if one[0] in self._units]
         return " and ".join(f"{label} at {scale:g}" for label, scale in self.scales_by_label(known).items())
 
-    def _add(self, editor: Editor, source: Path) -> None:
-        label = source.stem
-        if label in self._sources:
+    def _add(self, editor: Editor, source: str | Path) -> None:
+        file = weight_file(source).resolve()
+        label = file.parent.name if file.name == FILE else file.stem
+        if label in self._files:
             raise InputError(f"two LoRAs are called {label}; rename one of them")
-        name = editor.load_lora(source)
+        name = editor.load_lora(file)
         editor.scale_loras({name: 1.0})
         layers = [scaling for of, scaling in loras(editor.pipe.unet) if of == name]
         if not layers:
-            raise InputError(f"the LoRA {source} changes no layer of the UNet; give one that does")
-        self._sources[label], self._names[label], self._units[name] = source, name, max(layers, key=abs)
+            raise InputError(f"the LoRA {file} changes no layer of the UNet; give one that does")
+        self._files[label], self._names[label], self._units[name] = file, name, max(layers, key=abs)
+        if sampling := suggested_sampling(file):
+            self._sampling[label] = sampling

@@ -157,6 +157,8 @@ def _connect_settings(page: PageComponents, events: SessionEvents) -> None:
     )
     scales = list(page.lora_scales.values())
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
+    sampling = [page.steps, page.guidance, page.scheduler]
+    page.loras.input(events.on_loras_chosen, [page.loras, page.model, *sampling], sampling, **_UNQUEUED)
     suggested = [page.width, page.height, page.guidance, page.examples, page.status]
     page.model.input(events.on_model, page.model, suggested, **_UNQUEUED)
     page.reuse.click(events.on_reuse, None, [page.seed, page.random], **_UNQUEUED)

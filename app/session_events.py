@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import export, handlers, history, html, inputs, views
-from app.components import ALL_PIECES
+from app.components import ALL_PIECES, SCHEDULERS, STEPS
 from app.events import PageEvents, caller
 from app.updates import Updates
 from app.validation import NO_CONDITIONS, Busy, PartNotOpened, decode_picture, grow_bound
+from fisedit.adapters.lora import SuggestedSampling
 from fisedit.errors import Cancelled, FisEditError, InputError
+from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -112,6 +114,21 @@ class SessionEvents(PageEvents):
         """LoRAs were chosen: each has a scale, as it was before or 1."""
         before = dict(zip(self.page.lora_scales, scales, strict=True))
         return self.updates.lora_scales({label: before[label] for label in chosen or () if label in before})
+
+    def on_loras_chosen(
+        self, chosen: list[str] | None, label: str, steps: float, guidance: float, scheduler: str
+    ) -> Updates:
+        """A user chose LoRAs: what one suggests is set; what none suggests any more is as it was at first."""
+        page, offered = self.page, self.state.pool.loras.sampling
+        suggested = next((offered[lora] for lora in chosen or () if lora in offered), None)
+        if suggested is None:
+            now = SuggestedSampling(SCHEDULERS[scheduler], int(steps), guidance)
+            if now not in offered.values():
+                return {page.steps: gr.skip()}
+            model = self.state.pool.select(str(label))
+            suggested = SuggestedSampling(SchedulerName.DDIM, STEPS, model.guidance)
+        sampling = {page.steps: suggested.num_inference_steps, page.guidance: suggested.guidance_scale}
+        return sampling | {page.scheduler: suggested.scheduler.label}
 
     def on_reuse(self, request: gr.Request) -> Updates:
         """The seed of the picture on the stage, for new pictures."""

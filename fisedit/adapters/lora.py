@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,10 @@ from fisedit.errors import AdapterError, ModelError
 from fisedit.models.device import default_torch_state
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
-from fisedit.models.paths import expand_home
+from fisedit.models.paths import DEMO_LORAS, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import read_shapes
-from fisedit.values import check_scale
+from fisedit.models.weight_files import read_metadata, read_shapes
+from fisedit.values import SchedulerName, check_scale
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,13 +46,69 @@ def loaded_scales(pipe: StableDiffusionPipeline) -> Mapping[str, float]:
     return _scales.get(pipe.unet, {})
 
 
+@dataclass(frozen=True)
+class SuggestedSampling:
+    """How pictures are sampled with a LoRA, as its file's metadata say: what `python -m training.distill` writes.
+
+    Args:
+        scheduler: its name.
+        num_inference_steps: number of steps.
+        guidance_scale: 1 for none.
+    """
+
+    scheduler: SchedulerName
+    num_inference_steps: int
+    guidance_scale: float
+
+
+def weight_file(source: str | Path) -> Path:
+    """The file of a LoRA.
+
+    Args:
+        source: one of `DEMO_LORAS`, a .safetensors file, or a folder with diffusers' own.
+
+    Raises:
+        AdapterError: there is none, or it is pickled.
+    """
+    try:
+        path = demo_adapter_folder(str(source)) if str(source) in DEMO_LORAS else expand_home(source)
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    file = path / FILE if path.is_dir() else path
+    if problem := pickled(file):
+        raise AdapterError(str(problem))
+    if not file.is_file():
+        shipped = ", ".join(f'"{name}"' for name in DEMO_LORAS)
+        raise AdapterError(f"LoRA must be {shipped}, a .safetensors file or a folder with {FILE}, got {path}")
+    return file
+
+
+def suggested_sampling(source: str | Path) -> SuggestedSampling | None:
+    """What a LoRA's file suggests; None for nothing, or what cannot be read.
+
+    Args:
+        source: as in `weight_file`.
+
+    Raises:
+        AdapterError: no such file, or a damaged one.
+    """
+    try:
+        told = read_metadata(weight_file(source))
+        scheduler, steps, guidance = (told[field.name] for field in fields(SuggestedSampling))
+        return SuggestedSampling(SchedulerName(scheduler), int(steps), float(guidance))
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    except (KeyError, ValueError):
+        return None
+
+
 @default_torch_state()
 def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str:
     """Load a LoRA beside those that were loaded here; all other LoRAs in the pipeline are disabled.
 
     Args:
         pipe: that gets it.
-        source: a .safetensors file, or a folder with diffusers' own.
+        source: "demo-fast", a .safetensors file, or a folder with diffusers' own.
         scale: of the LoRA, -10 to 10.
 
     Returns:
@@ -63,7 +120,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
     """
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
-    file, scale = _file(expand_home(source)), check_scale(scale)
+    file, scale = weight_file(source), check_scale(scale)
     layers, name = _layers(file), _name(file)
     with exclusive(*_parts(pipe)), quiet_loaders(), warnings.catch_warnings():
         loaded = loaded_scales(pipe)
@@ -136,15 +193,6 @@ def _name(file: Path) -> str:
     """A readable name, unique by the file's content."""
     with file.open("rb") as content:
         return f"{file.stem.replace('.', '_')}_{hashlib.file_digest(content, 'sha256').hexdigest()[:8]}"
-
-
-def _file(path: Path) -> Path:
-    file = path / FILE if path.is_dir() else path
-    if problem := pickled(file):
-        raise AdapterError(str(problem))
-    if not file.is_file():
-        raise AdapterError(f"LoRA must be a .safetensors file or a folder with {FILE}, got {path}")
-    return file
 
 
 def _layers(file: Path) -> int:

@@ -144,8 +144,9 @@ def item_key(settings: BatchSettings, model: str, item: BatchItem, picture: str,
     shared = {name: value for name, value in asdict(settings).items() if name not in unused}
     if settings.quality == Quality.BALANCED:  # as in batches that began before there was a choice
         del shared["quality"]
-    if settings.adapters is None:
-        del shared["adapters"]
+    for name in ("adapters", "loras"):
+        if not getattr(settings, name):
+            del shared[name]
     own = [item.source_prompt, item.prompt, picture, mask, PurePosixPath(item.output).suffix.lower()]
     return hashlib.sha256(json.dumps([shared, model, own], sort_keys=True).encode()).hexdigest()
 

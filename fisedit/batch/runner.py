@@ -120,9 +120,13 @@ def run_batch(
 
 
 def _model_identity(settings: BatchSettings) -> str:
-    """Of the model's files, and of those of what detects things and of adapters, as far as they are here."""
+    """Of the model's files, and of those of what detects things, of LoRAs and of adapters, as far as they are here."""
     own, adapters = model_digest(settings.model, local_files_only=settings.local_files_only), settings.adapters
     named = [settings.detect]
+    if settings.loras:
+        from fisedit.adapters.lora import weight_file
+
+        named += [str(weight_file(source)) for source, _ in settings.loras]
     if adapters is not None:
         from fisedit.adapters.loading import files_beside
 

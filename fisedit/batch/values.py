@@ -136,6 +136,7 @@ class BatchSettings:
         threshold: Score from which a thing counts, 0 to 1.
         instance: "all", "largest", or the number of one thing, counted from the left and from 0.
         adapters: That condition every edit by pictures, or None.
+        loras: That change what is painted, as `Editor.load_lora` takes them, each with its scale.
     """
 
     model: str = "demo"
@@ -153,6 +154,7 @@ class BatchSettings:
     threshold: float = 0.5
     instance: str = "all"
     adapters: BatchAdapters | None = None
+    loras: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,10 @@ class BatchWorker:
 
     def _load(self, device: str | None, dtype: str | None) -> StableDiffusionPipeline:
         local = self._settings.local_files_only
-        return Editor.from_pretrained(self._settings.model, device=device, dtype=dtype, local_files_only=local).pipe
+        editor = Editor.from_pretrained(self._settings.model, device=device, dtype=dtype, local_files_only=local)
+        for source, scale in self._settings.loras:
+            editor.load_lora(source, scale)
+        return editor.pipe
 
     def _new_editor(self) -> Editor:
         """An editor with features of its own; the model and adapters are shared."""

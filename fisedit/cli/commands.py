@@ -84,6 +84,8 @@ def batch(
     num_inference_steps: opt.Steps = 25,
     guidance_scale: opt.Guidance = 7.5,
     quality: opt.Quality = "balanced",
+    lora: opt.Lora = None,
+    lora_scale: opt.LoraScale = None,
     adapter: opt.Adapter = None,
     adapter_scale: opt.AdapterScale = None,
     control_guidance_start: opt.ControlStart = 0.0,
@@ -113,6 +115,7 @@ def batch(
         quality,
         **detection,
         adapters=_adapters(context),
+        loras=tuple(opt.parse_loras(context.params)),
     )
     files.check_page_path(report)
     from fisedit.batch.report import write_report
@@ -257,7 +260,7 @@ def browse(
     with server.environment(offline=offline) as uploads:
         page, state = import_module("app.main"), import_module("app.sessions").AppState
         pool_options = {
-            "loras": lora or (),
+            "loras": lora if lora or model else import_module("app.lora_catalog").shipped(),
             "adapters": adapter or (),
             "detector": detector,
             "max_loaded": loaded,

@@ -76,7 +76,7 @@ def check_source(context: typer.Context) -> None:
         )
     inapplicable = [name for name in (*CONFIG, "model", "vae") if name in explicit]
     if "origin" in explicit:
-        if inapplicable := [name for name in ("caption_model", "vae", "context_ratio") if name in explicit]:
+        if inapplicable := [name for name in ("caption_model", "vae", "context_ratio", "lora") if name in explicit]:
             option = _option(inapplicable[0])
             raise InputError(f"a picture says itself how it was made; leave {option} out, or give it as --picture")
     elif "picture" not in explicit:

@@ -100,6 +100,7 @@ def check_settings(context: typer.Context) -> None:
     if given["prompt"] is not None:
         check_prompt(given["prompt"])
     opt.parse_adapters(given)
+    opt.parse_loras(given)
     _check_edit(context, config.num_timesteps)
 
 
@@ -145,9 +146,11 @@ def _check_edit(context: typer.Context, timesteps: int) -> None:
 
 
 def load_adapters(context: typer.Context, editor: Editor) -> None:
-    """Load the adapters that are given."""
+    """Load the LoRAs and the adapters that are given."""
     from fisedit.values import MOTION
 
+    for lora, scale in opt.parse_loras(context.params):
+        editor.load_lora(lora, scale)
     own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
     for source, use in opt.parse_adapters(context.params):
         editor.load_adapter(source, **use.as_dict(), **own)

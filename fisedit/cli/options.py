@@ -144,6 +144,16 @@ MaskMethod = Annotated[str, Option(help="things, cross, cross-self, new-words, t
 ProbeSteps = Annotated[
     int | None, Option(help="Dense steps to find the mask with; without it one, where an object is inserted, or none.")
 ]
+Lora = Annotated[
+    list[str] | None,
+    Option(
+        metavar="<str>",
+        help="LoRA that changes what is painted: demo-fast, a .safetensors file or a folder; may be repeated.",
+    ),
+]
+LoraScale = Annotated[
+    list[float] | None, Option(metavar="<float>", help="Weight of the LoRAs, one for all or one for each; 1 without.")
+]
 Adapter = Annotated[
     list[str] | None,
     Option(
@@ -220,7 +230,10 @@ Models = Annotated[
     list[str] | None, Option("--model", help="As in other commands, demo without it; if repeated, the page offers all.")
 ]
 Loaded = Annotated[int, Option(min=1, help="Models in memory at once; the one idle longest makes room for another.")]
-Loras = Annotated[list[Path] | None, Option("--lora", help="LoRA to choose on the page; may be repeated.")]
+Loras = Annotated[
+    list[Path] | None,
+    Option("--lora", help="LoRA to choose on the page; may be repeated. Without --model too: demo-fast."),
+]
 PageAdapters = Annotated[
     list[str] | None,
     Option("--adapter", metavar="<str>", help="Adapter that reads a reference or a control picture; may be repeated."),
@@ -358,15 +371,37 @@ def parse_adapters(given: Mapping[str, Any]) -> "list[tuple[str, AdapterUse]]":
     """
     from fisedit.values import AdapterUse, make_adapter_use
 
-    sources, scales = given["adapter"] or (), given["adapter_scale"] or [1.0]
-    if len(scales) not in (1, len(sources)):
-        raise InputError(f"--adapter-scale must be given once, or {len(sources)} times as adapters, got {len(scales)}")
+    scaled = _with_scales("adapter", given)
     rest = {name: given[name] for name in ("control_guidance_start", "control_guidance_end", "guess_mode")}
     unused = [name for name, value in rest.items() if value != getattr(AdapterUse(), name)]
-    unused += [name for name in ("adapter_scale", "image_encoder") if given.get(name)]
-    if not sources and unused:
+    unused += ["image_encoder"] if given.get("image_encoder") else []
+    if not scaled and unused:
         raise InputError(f"--{unused[0].replace('_', '-')} is of an --adapter, got none; give one, or leave it out")
-    return [(source, make_adapter_use(scales[i % len(scales)], **rest)) for i, source in enumerate(sources)]
+    return [(source, make_adapter_use(scale, **rest)) for source, scale in scaled]
+
+
+def parse_loras(given: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """LoRAs of a command's parameters, and their scales; none where a command has no such option.
+
+    Args:
+        given: parameter -> value.
+
+    Raises:
+        InputError: a scale out of range, or not one or one for each.
+    """
+    from fisedit.values import check_scale
+
+    return [(source, check_scale(scale)) for source, scale in _with_scales("lora", given)]
+
+
+def _with_scales(option: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """What is given of an option that may be repeated, each with its scale."""
+    sources, scales = given.get(option) or (), given.get(f"{option}_scale") or ()
+    if scales and not sources:
+        raise InputError(f"--{option}-scale is of --{option}, got none; give one, or leave it out")
+    if len(scales) not in (0, 1, len(sources)):
+        raise InputError(f"--{option}-scale must be given once or as often as --{option}, got {len(scales)} times")
+    return [(source, scales[i % len(scales)] if scales else 1.0) for i, source in enumerate(sources)]
 
 
 def refuse_beside_adapter(**given: object) -> None:

@@ -28,7 +28,8 @@ class AdapterMixin(EditorBase):
         """Load a LoRA, which changes what is painted from now on.
 
         Args:
-            source: a .safetensors file in kohya's or diffusers' format, or a folder with diffusers' own.
+            source: "demo-fast", which ships for the demo model and paints in four steps of LCM without guidance, a
+                .safetensors file in kohya's or diffusers' format, or a folder with diffusers' own.
             scale: how much it counts in the UNet and in the text encoder, -10 to 10. Several LoRAs add up.
 
         Returns:

@@ -26,6 +26,9 @@ CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "schedu
 DEMO_ADAPTERS = ("demo-look", "demo-pose")
 """Names of the demo model's adapters, which ship with fisedit."""
 
+DEMO_LORAS = ("demo-fast",)
+"""Names of the demo model's LoRAs, which ship with fisedit."""
+
 _PACKAGE = Path(__file__).parents[1]
 _WEIGHT_FOLDERS = (_PACKAGE / "_weights", _PACKAGE.parent / "weights")  # in an installed wheel; in a checkout
 _DIGEST_SUFFIXES = {".json", ".txt", ".safetensors"}  # suffixes of all files that a loader reads
@@ -44,18 +47,18 @@ def demo_folder() -> Path:
 
 
 def demo_adapter_folder(name: str) -> Path:
-    """The folder of an adapter that ships for the demo model, in an installed wheel or in a checkout.
+    """The folder of an adapter or a LoRA that ships for the demo model, in an installed wheel or in a checkout.
 
     Args:
-        name: One of `DEMO_ADAPTERS`.
+        name: One of `DEMO_ADAPTERS` or `DEMO_LORAS`.
 
     Raises:
-        ModelError: This copy of fisedit has no such adapter.
+        ModelError: This copy of fisedit has none of that name.
     """
     for folder in _WEIGHT_FOLDERS:
-        if (folder / name / "config.json").is_file():
+        if any((folder / name).glob("*.safetensors")):
             return folder / name
-    raise ModelError(f"{name} is not in this copy of fisedit; reinstall it, or give another adapter")
+    raise ModelError(f"{name} is not in this copy of fisedit; reinstall it, or give another one")
 
 
 def expand_home(path: str | Path) -> Path:

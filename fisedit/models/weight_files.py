@@ -6,7 +6,8 @@ Knows nothing of architectures. No function here executes or unpickles anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,31 @@ def read_shapes(path: Path) -> Shapes:
     Raises:
         ModelError: It is no complete safetensors file.
     """
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+
+
+def read_metadata(path: Path) -> Mapping[str, str]:
+    """Read what a safetensors file's header says beside its tensors.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelError: It is no complete safetensors file.
+    """
+    with _opened(path) as file:
+        return file.metadata() or {}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     _check_file_start(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            yield file
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is truncated or damaged ({error}); download it again") from error
 

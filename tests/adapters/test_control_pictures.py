@@ -146,7 +146,7 @@ def test_commands_take_edges(pipelines, control_net, tmp_path, fisedit):
             ("edit", "--source-prompt", CAT, "--prompt", DOG, "--guess-mode"),
             "--guess-mode is of an --adapter",
         ),
-        (("edit", "--source-prompt", CAT, "--prompt", DOG, "--adapter-scale", ".5"), "--adapter-scale is of an"),
+        (("edit", "--source-prompt", CAT, "--prompt", DOG, "--adapter-scale", ".5"), "--adapter-scale is of --adapter"),
         (("edit", "--source-prompt", CAT, "--prompt", DOG, "--image-encoder", "x"), "--image-encoder is of an"),
         (("bench", "quality", "--adapter", "x", "--kinds", "swap"), "--kinds is of edits without --adapter"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,19 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fisedit import Editor
+from fisedit.adapters.lora import SuggestedSampling, suggested_sampling
+from fisedit.batch import runner
+from fisedit.batch.manifest import plan_batch
+from fisedit.batch.result_store import item_key
+from fisedit.batch.values import BatchJob, BatchSettings
+from fisedit.batch.worker import BatchWorker
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
+from fisedit.values import SchedulerName
 from tests.support import oracle
 from tests.support.edits import CAT, DOG, pixels_outside
+from tests.support.folders import pictures
 from tests.support.grids import grids
 from tests.support.lora import ALPHA, RANK, SCALE, Lora
 from tests.support.pipelines import build_pipeline
@@ -228,6 +238,15 @@ def test_without_peft_the_extra_is_named(pipe, tmp_path, monkeypatch):
         Editor(pipe).load_lora(Lora(pipe).kohya(tmp_path / "style.safetensors"))
 
 
+def test_a_file_may_suggest_how_it_is_sampled(pipe, tmp_path):
+    lora, few = Lora(pipe), {"scheduler": "lcm", "num_inference_steps": "4", "guidance_scale": "1.5"}
+    told = suggested_sampling(lora.kohya(tmp_path / "fast.safetensors", **few))
+    assert told == SuggestedSampling(SchedulerName.LCM, 4, 1.5)
+    for wrong in ({}, {"scheduler": "none"}, {"num_inference_steps": "four"}):
+        metadata = few | wrong if wrong else {}
+        assert suggested_sampling(lora.kohya(tmp_path / "style.safetensors", **metadata)) is None
+
+
 def test_what_is_no_lora_is_refused(pipe, place, tmp_path):
     editor = Editor(pipe)
     keys = list(pipe.unet.state_dict())
@@ -235,7 +254,7 @@ def test_what_is_no_lora_is_refused(pipe, place, tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"12345678")
     other = Lora(build_pipeline("demo")).kohya(tmp_path / "other.safetensors")
     for source, message in {
-        tmp_path / "nothing.safetensors": "LoRA must be a .safetensors file or a folder",
+        tmp_path / "nothing.safetensors": r'LoRA must be "demo-fast", a \.safetensors file or a folder',
         tmp_path / "style.bin": "must be .safetensors",
         tmp_path / "cut.safetensors": "truncated or damaged",
         place / "diffusion_pytorch_model.safetensors": "holds no LoRA",
@@ -247,3 +266,37 @@ def test_what_is_no_lora_is_refused(pipe, place, tmp_path):
     with pytest.raises(InputError, match="scale must be a number"):
         editor.load_lora(Lora(pipe).kohya(tmp_path / "style.safetensors"), float("inf"))
     assert list(pipe.unet.state_dict()) == keys
+
+
+def test_the_command_line_generates_and_edits_with_loras(fisedit, model, tmp_path):
+    own = Editor.from_pretrained(model, device="cpu", dtype="fp32")
+    places = [Lora(own.pipe, seed).kohya(tmp_path / f"{seed}.safetensors") for seed in (0, 1)]
+    loras = [word for place in places for word in ("--lora", place, "--lora-scale", 0.6)]
+    quick = ("--num-inference-steps", 3, "--model", model, "--device", "cpu", "--dtype", "fp32")
+    assert fisedit("generate", CAT, *quick, *loras, "--session", "kept", "--output", "cat.png").status == 0
+    edit = ("edit", "--session", "kept", "--device", "cpu", "--dtype", "fp32", "--prompt")
+    assert fisedit(*edit, DOG, *loras).status == 0
+    for place in places:
+        own.load_lora(place, 0.6)
+    made = own.generate(CAT, num_inference_steps=3)
+    assert (pixels(made) == np.asarray(Image.open(tmp_path / "cat.png"))).all()
+    assert (pixels(own.edit(DOG)) == np.asarray(Image.open(tmp_path / "edit.png"))).all()
+    fisedit(*edit, CAT).refused("session", "rebuilt with")
+    fisedit("edit", "--from", "cat.png", "--prompt", DOG, *loras).refused("input", "says itself how it was made")
+
+
+def test_a_batch_paints_with_loras(model, tmp_path):
+    """Another file or another scale is another batch."""
+    lora = Lora(Editor.from_pretrained(model).pipe).kohya(tmp_path / "style.safetensors")
+    pictures(tmp_path / "in", 1)
+    job = BatchJob(tmp_path / "in", tmp_path / "out", "a dog on a beach", "a cat on a beach")
+    plain = BatchSettings(str(model), num_inference_steps=2, device="cpu", dtype="fp32")
+    styled = replace(plain, loras=((str(lora), 0.6),))
+    item = plan_batch(job).items[0]
+    outputs = [BatchWorker(settings).process(item).data for settings in (plain, styled, replace(styled, loras=()))]
+    assert outputs[0] == outputs[2] != outputs[1]
+    stronger = replace(styled, loras=((str(lora), 1.0),))
+    assert len({item_key(settings, "", item, "", "") for settings in (plain, styled, stronger)}) == 3
+    before = runner._model_identity(styled)
+    Lora(Editor.from_pretrained(model).pipe, 1).kohya(lora)
+    assert runner._model_identity(styled) != before

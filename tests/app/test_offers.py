@@ -51,7 +51,9 @@ def folder(tmp_path_factory) -> Path:
 def site(folder) -> Iterator[LayerSite]:
     pipe = Editor.from_pretrained("demo").pipe
     save_adapter(lively(pipe.unet, "v3"), folder / "adapter")
-    loras = [Lora(pipe, seed).kohya(folder / f"{name}.safetensors") for seed, name in enumerate(("ink", "oil"))]
+    few = {"scheduler": "lcm", "num_inference_steps": "4", "guidance_scale": "1.0"}
+    loras = [Lora(pipe).kohya(folder / "ink.safetensors"), Lora(pipe, 1).kohya(folder / "oil.safetensors")]
+    loras.append(Lora(pipe, 2).kohya(folder / "fast.safetensors", **few))
     channels = list(pipe.unet.config.block_out_channels)
     filled(T2IAdapter(channels=channels, num_res_blocks=1)).save_pretrained(folder / "control")
     save_network(filled(build_network(pipe)), folder / "poses")
@@ -86,6 +88,26 @@ def test_loras_are_chosen(browser, site):
     run(page, DOG, 3)
     nodes(page).first.click()
     expect(page.locator("#truth")).not_to_contain_text("ink")
+
+
+def sampling(page) -> list[str]:
+    """The settings of a new picture that a LoRA may suggest."""
+    fields = ("#steps input[type=number]", "#guidance input[type=number]", "#scheduler input")
+    return [page.locator(field).input_value() for field in fields]
+
+
+@pytest.mark.slow
+def test_a_lora_suggests_how_it_is_sampled(browser, site):
+    page = browser().open()
+    page.get_by_text("Settings of new pictures").click()
+    choose(page, "loras", "ink")
+    usual = sampling(page)
+    choose(page, "loras", "fast")
+    expect(page.locator("#scheduler input")).to_have_value("LCM")
+    assert sampling(page) == ["4", "1", "LCM"]
+    page.locator("#loras .token-remove:not(.remove-all)").last.click()
+    expect(page.locator("#scheduler input")).to_have_value("DDIM")
+    assert sampling(page) == usual
 
 
 @pytest.mark.slow

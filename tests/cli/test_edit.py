@@ -311,6 +311,12 @@ class TestRefused:
             (("--context", "9"), "--context must be in [0, 8], got 9"),
             (("--inversion", "none"), "inversion must be one of"),
             (("--adapter", "a", "--adapter-scale", "99"), "scale must be a number in [-10, 10], got 99"),
+            (("--lora", "a", "--lora-scale", "99"), "scale must be a number in [-10, 10], got 99"),
+            (("--lora-scale", "1"), "--lora-scale is of --lora, got none; give one, or leave it out"),
+            (
+                ("--lora", "a", *("--lora-scale", "1") * 2),
+                "--lora-scale must be given once or as often as --lora, got 2",
+            ),
             (("--adapter", "a", "--reference", "none.png"), "reference must be an image file, got none.png: no such"),
             (("--adapter", "a", "--control", "none.png"), "control must be an image file, got none.png: no such file"),
             (("--adapter", "a", "--control", "."), "control must be an image file, got .: a folder"),

@@ -28,7 +28,7 @@ class Lora:
                     up = torch.randn(shape[0], RANK, *[1] * (len(shape) - 2), generator=make) / RANK**0.5
                     self.parts[part, name] = down, up
 
-    def kohya(self, path):
+    def kohya(self, path, **metadata):
         tensors = {}
         for (part, name), (down, up) in self.parts.items():
             prefix = "lora_unet" if part == "unet" else "lora_te_text_model"
@@ -38,7 +38,7 @@ class Lora:
                 f"{key}.lora_up.weight": up,
                 f"{key}.alpha": torch.tensor(ALPHA),
             }
-        save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata)
         return path
 
     def diffusers(self, folder, pipe):
