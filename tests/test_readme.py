@@ -23,6 +23,7 @@ TEXTS = [
         "training/README.md",
         "weights/README.md",
         "weights/demo/README.md",
+        "weights/demo-fast/README.md",
         "weights/demo-look/README.md",
         "weights/demo-pose/README.md",
     )

@@ -8,13 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 from fisedit import Editor
 from fisedit.adapters.checkpoints import load_adapter
+from fisedit.adapters.lora import FILE, suggested_sampling
 from fisedit.errors import AdapterError
+from fisedit.evaluation.classifier import WORDS, classify, load_classifier
 from fisedit.evaluation.drive_quality import measure_drive_quality
+from fisedit.evaluation.quality.edit_quality import CLASSIFIER_FILE
 from fisedit.evaluation.settings import DriveQualitySettings
 from fisedit.models import loader, paths
+from tests.support.edits import pixels_outside
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "weights"
 README = WEIGHTS / "README.md"
@@ -62,6 +67,30 @@ def test_the_demo_models_adapters_load_and_are_small(name):
     assert folder == WEIGHTS / name
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
     Editor.from_pretrained("demo", device="cpu").load_adapter(name)  # which refuses NaN and infinity
+
+
+@pytest.mark.parametrize("name", paths.DEMO_LORAS)
+def test_the_demo_models_loras_load_and_are_small(name):
+    folder = paths.demo_adapter_folder(name)
+    assert folder == WEIGHTS / name
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 20_000_000
+    weights = load_file(folder / FILE)
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_four_steps_paint_what_is_asked_for():
+    editor = Editor.from_pretrained("demo", device="cpu")
+    editor.load_lora("demo-fast")
+    sampling = vars(suggested_sampling("demo-fast"))
+    assert sampling == {"scheduler": "lcm", "num_inference_steps": 4, "guidance_scale": 1.0}
+    classifier, seen = load_classifier(paths.demo_folder() / CLASSIFIER_FILE), []
+    for seed, (old, new) in enumerate([("cat", "dog"), ("panda", "fox"), ("car", "castle")]):
+        source = editor.generate(f"a {old} and a tree on the grass", seed=seed, **sampling)
+        edit = editor.edit(f"a {new} and a tree on the grass")
+        assert edit.stats.mask_area < 0.5 and pixels_outside(edit, source)
+        found = classify(classifier, np.stack([np.asarray(result.image) for result in (source, edit)])).objects
+        seen += [bool(found[row, WORDS.index(word)]) for row, word in enumerate((old, new))]
+    assert sum(seen) >= 5
 
 
 def test_an_edit_takes_a_references_look_and_nothing_else_moves():
