@@ -27,7 +27,7 @@ def compare(model: Path, lora: Path, steps: list[int], threads: int | None = Non
 
     Args:
         model: folder of the model.
-        lora: folder of the LoRA, which gets figures.json and contact.png: eight pictures of each run a row.
+        lora: folder of the LoRA, which gets figures.json and contact.jpg: eight pictures of each run a row.
         steps: numbers of LCM's steps.
         threads: of the CPU; None for torch's own number.
     """
@@ -45,7 +45,7 @@ def compare(model: Path, lora: Path, steps: list[int], threads: int | None = Non
     pipeline.scheduler = LCMScheduler.from_config(schedule)
     for number in steps:
         pictures[f"{number} steps, {lora.name}"] = draw_prompts(pipeline, prompts, Sampling(number, 1.0), _SEED)
-    save_sheet(lora / "contact.png", [drawn[:: len(prompts) // _SHOWN][:_SHOWN] for drawn in pictures.values()])
+    save_sheet(lora / "contact.jpg", [drawn[:: len(prompts) // _SHOWN][:_SHOWN] for drawn in pictures.values()])
     figures = {name: count_objects(classifier, scenes, drawn) for name, drawn in pictures.items()}
     (lora / "figures.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return figures
