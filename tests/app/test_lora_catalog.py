@@ -10,13 +10,15 @@ import pytest
 from PIL import Image
 
 from app import export, handlers, history
-from app.lora_catalog import LoraCatalog
+from app.lora_catalog import LoraCatalog, shipped
 from app.model_pool import LoadedModel
 from app.sessions import AppState
 from app.validation import AdapterPicture, Busy, Conditions, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
+from fisedit.adapters.lora import SuggestedSampling
 from fisedit.errors import AdapterError, InputError, SessionError
+from fisedit.values import SchedulerName
 from tests.support.adapters import lively
 from tests.support.app.requests import last, png
 from tests.support.edits import same
@@ -260,3 +262,11 @@ def test_looks_that_are_none(state, session):
     state.pool.reads = frozenset()
     with pytest.raises(InputError, match="start the app with --adapter"):
         handlers.edit(state, session, DOG, None, Conditions(AdapterPicture(png(RED))))
+
+
+def test_the_demo_models_lora_is_offered_with_its_sampling(plain, monkeypatch):
+    catalog = LoraCatalog(plain, shipped())
+    assert catalog.labels == ("demo-fast",)
+    assert catalog.sampling == {"demo-fast": SuggestedSampling(SchedulerName.LCM, 4, 1.0)}
+    monkeypatch.setattr("app.lora_catalog.find_spec", lambda name: None)
+    assert shipped() == []
