@@ -11,6 +11,7 @@ import typer
 
 from fisedit.cli import options as opt
 from fisedit.cli.bench_reports import measurement, show_report, write_report
+from fisedit.cli.option_values import parse_areas, parse_seed, refuse_beside_adapter
 from fisedit.evaluation.settings import (
     DriveQualitySettings,
     EditQualitySettings,
@@ -44,7 +45,7 @@ def bench_edit(
     """Measure steps, decodes and whole edits of given areas beside the fastest dense run."""
     settings = SpeedSettings(
         model=model,
-        areas=opt.parse_areas(areas),
+        areas=parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
@@ -109,7 +110,7 @@ def bench_costs(
     """Measure this machine's cost table, and what it predicts beside what runs take."""
     settings = SpeedSettings(
         model=model,
-        areas=opt.parse_areas(areas),
+        areas=parse_areas(areas),
         size=size,
         num_inference_steps=num_inference_steps,
         repeats=repeats,
@@ -139,7 +140,7 @@ def bench_adapters(
     settings = SpeedSettings(
         model=model,
         families=_names(families),
-        areas=opt.parse_areas(areas),
+        areas=parse_areas(areas),
         size=size,
         repeats=repeats,
         device=device,
@@ -244,7 +245,7 @@ def _add_scene_benchmark(name: str, module: str, measure: str, count: int, table
             edits=edits,
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
-            seed=opt.parse_seed(seed),
+            seed=parse_seed(seed),
             device=device,
             dtype=dtype,
             local_files_only=local_files_only,
@@ -317,7 +318,7 @@ def bench_quality(
         "edits": edits,
         "num_inference_steps": num_inference_steps,
         "guidance_scale": guidance_scale,
-        "seed": opt.parse_seed(seed),
+        "seed": parse_seed(seed),
         "classifier": judge,
         "html": html,
         "device": device,
@@ -325,7 +326,7 @@ def bench_quality(
         "local_files_only": local_files_only,
     }
     if adapter is not None:
-        opt.refuse_beside_adapter(kinds=kinds, methods=methods, pie_bench=pie_bench, journal=journal)
+        refuse_beside_adapter(kinds=kinds, methods=methods, pie_bench=pie_bench, journal=journal)
         report = _measure_with_adapter(ReferenceQualitySettings(adapter=adapter, **shared), output)
         show_report(report, output, json, "summary")
         return
@@ -363,7 +364,7 @@ def bench_drive(
         edits=edits,
         num_inference_steps=num_inference_steps,
         guidance_scale=guidance_scale,
-        seed=opt.parse_seed(seed),
+        seed=parse_seed(seed),
         device=device,
         dtype=dtype,
         local_files_only=local_files_only,

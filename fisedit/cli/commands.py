@@ -14,6 +14,7 @@ from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.app_package import load_app
 from fisedit.cli.inputs import check_config
+from fisedit.cli.option_values import parse_adapters, parse_loras
 from fisedit.errors import InputError
 from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.storage import files
@@ -115,7 +116,7 @@ def batch(
         quality,
         **detection,
         adapters=_adapters(context),
-        loras=tuple(opt.parse_loras(context.params)),
+        loras=tuple(parse_loras(context.params)),
     )
     files.check_page_path(report)
     from fisedit.batch.report import write_report
@@ -139,7 +140,7 @@ def _adapters(context: typer.Context) -> BatchAdapters | None:
     """The adapters of a batch, and the pictures that they read."""
     given = context.params
     pictures = {name: "" if given[name] is None else str(given[name]) for name in ("reference", "control")}
-    adapters = opt.parse_adapters(given)
+    adapters = parse_adapters(given)
     if not adapters:
         if named := [name for name, path in pictures.items() if path]:
             raise InputError(f"--{named[0]} needs an --adapter that reads it, got none; give one")

@@ -13,7 +13,7 @@ import typer
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.inputs import check_config
-from fisedit.cli.options import parse_areas
+from fisedit.cli.option_values import parse_areas
 from fisedit.errors import InputError
 from fisedit.evaluation.settings import ValidationSettings
 from fisedit.storage import files

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fisedit.adapters.control_pictures import is_canny
-from fisedit.cli import options as opt
+from fisedit.cli.option_values import parse_adapters, parse_loras
 from fisedit.errors import InputError
 from fisedit.storage.files import check_plain_file, why_no_file
 
@@ -99,8 +99,8 @@ def check_settings(context: typer.Context) -> None:
     config = check_config(given, given["inversion"] if given.get("picture") else None)
     if given["prompt"] is not None:
         check_prompt(given["prompt"])
-    opt.parse_adapters(given)
-    opt.parse_loras(given)
+    parse_adapters(given)
+    parse_loras(given)
     _check_edit(context, config.num_timesteps)
 
 
@@ -149,10 +149,10 @@ def load_adapters(context: typer.Context, editor: Editor) -> None:
     """Load the LoRAs and the adapters that are given."""
     from fisedit.values import MOTION
 
-    for lora, scale in opt.parse_loras(context.params):
+    for lora, scale in parse_loras(context.params):
         editor.load_lora(lora, scale)
     own = {name: context.params[name] for name in ("image_encoder", "local_files_only")}
-    for source, use in opt.parse_adapters(context.params):
+    for source, use in parse_adapters(context.params):
         editor.load_adapter(source, **use.as_dict(), **own)
         if editor.adapters[-1].adapter.argument == MOTION and context.info_name != "drive":
             raise InputError(f"motion modules are for clips, got {source} as an --adapter; see fisedit drive")

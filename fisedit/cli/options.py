@@ -1,17 +1,12 @@
 """The command line's options, each defined once. Names and meanings are those of diffusers."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Exit, Option, echo
 
 from fisedit import __version__
 from fisedit.batch.values import ExecutorKind, OnError, OutputFormat
-from fisedit.errors import InputError, as_text
-
-if TYPE_CHECKING:
-    from fisedit.values import AdapterUse
 
 
 def _print_version(requested: bool) -> None:
@@ -358,81 +353,3 @@ SaveEvery = Annotated[int, Option(help="Steps between checkpoints, each with a s
 MixedPrecision = Annotated[str, Option(help="no, bf16 or fp16.")]
 KeepMaps = Annotated[bool, Option("--keep-maps", help="Read each reference once and keep it: more memory, less time.")]
 GradientCheckpointing = Annotated[bool, Option("--gradient-checkpointing", help="Less memory for more time.")]
-
-
-def parse_adapters(given: Mapping[str, Any]) -> "list[tuple[str, AdapterUse]]":
-    """Adapters of a command's parameters, and how each takes part.
-
-    Args:
-        given: parameter -> value.
-
-    Raises:
-        InputError: a number out of range, or not one scale or one for each.
-    """
-    from fisedit.values import AdapterUse, make_adapter_use
-
-    scaled = _with_scales("adapter", given)
-    rest = {name: given[name] for name in ("control_guidance_start", "control_guidance_end", "guess_mode")}
-    unused = [name for name, value in rest.items() if value != getattr(AdapterUse(), name)]
-    unused += ["image_encoder"] if given.get("image_encoder") else []
-    if not scaled and unused:
-        raise InputError(f"--{unused[0].replace('_', '-')} is of an --adapter, got none; give one, or leave it out")
-    return [(source, make_adapter_use(scale, **rest)) for source, scale in scaled]
-
-
-def parse_loras(given: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """LoRAs of a command's parameters, and their scales; none where a command has no such option.
-
-    Args:
-        given: parameter -> value.
-
-    Raises:
-        InputError: a scale out of range, or not one or one for each.
-    """
-    from fisedit.values import check_scale
-
-    return [(source, check_scale(scale)) for source, scale in _with_scales("lora", given)]
-
-
-def _with_scales(option: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """What is given of an option that may be repeated, each with its scale."""
-    sources, scales = given.get(option) or (), given.get(f"{option}_scale") or ()
-    if scales and not sources:
-        raise InputError(f"--{option}-scale is of --{option}, got none; give one, or leave it out")
-    if len(scales) not in (0, 1, len(sources)):
-        raise InputError(f"--{option}-scale must be given once or as often as --{option}, got {len(scales)} times")
-    return [(source, scales[i % len(scales)] if scales else 1.0) for i, source in enumerate(sources)]
-
-
-def refuse_beside_adapter(**given: object) -> None:
-    """Raise InputError for an option of edits without an adapter that is given."""
-    if unused := [name for name, value in given.items() if value]:
-        raise InputError(f"--{unused[0].replace('_', '-')} is of edits without --adapter; leave one of them out")
-
-
-def parse_areas(areas: str) -> tuple[float, ...]:
-    """Shares from percentages with commas between. Raises InputError."""
-    try:
-        shares = tuple(float(area) / 100 for area in areas.split(","))
-    except ValueError as error:
-        raise InputError(f"areas must be percentages such as 1,5,15, got {as_text(areas)}") from error
-    if not all(0 < share <= 1 for share in shares):
-        raise InputError(f"areas must lie above 0 and up to 100 percent, got {as_text(areas)}")
-    return shares
-
-
-def parse_seed(given: str) -> int:
-    """The seed of drawn edits: a whole number from 0, or the name of a split of `held_out.json`.
-
-    Args:
-        given: by the option.
-
-    Raises:
-        InputError: neither.
-    """
-    from fisedit.evaluation.scenes.held_out import held_out
-
-    seeds = held_out().seeds
-    if given not in seeds and not (given.isascii() and given.isdigit()):
-        raise InputError(f"--seed must be {', '.join(seeds)} or a whole number from 0, got {given!r}")
-    return seeds[given] if given in seeds else int(given)
