@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +123,8 @@ class SessionEvents(PageEvents):
         page, offered = self.page, self.state.pool.loras.sampling
         suggested = next((offered[lora] for lora in chosen or () if lora in offered), None)
         if suggested is None:
-            now = SuggestedSampling(SCHEDULERS[scheduler], int(steps), guidance)
-            if now not in offered.values():
+            now = (SCHEDULERS.get(scheduler), steps, guidance)
+            if now not in map(astuple, offered.values()):
                 return {page.steps: gr.skip()}
             model = self.state.pool.select(str(label))
             suggested = SuggestedSampling(SchedulerName.DDIM, STEPS, model.guidance)

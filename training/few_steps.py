@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.few_steps", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?", default=Path("weights/demo"))
     parser.add_argument("lora", type=Path, nargs="?", default=Path("weights/demo-fast"))
-    parser.add_argument("--steps", type=int, nargs="+", default=[2, 4, 8], help="numbers of LCM's steps")
+    parser.add_argument("--steps", type=int, nargs="+", default=[4, 8], help="numbers of LCM's steps")
     parser.add_argument("--threads", type=int, default=None)
     chosen = parser.parse_args()
     for name, figures in compare(chosen.model, chosen.lora, chosen.steps, chosen.threads).items():

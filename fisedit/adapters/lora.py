@@ -20,13 +20,15 @@ from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import DEMO_LORAS, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_metadata, read_shapes
-from fisedit.values import SchedulerName, check_scale
+from fisedit.values import check_scale, make_generation_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from diffusers import StableDiffusionPipeline
     from torch import nn
+
+    from fisedit.values import SchedulerName
 
 _DOWN = ("lora_down.weight", "lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight", "_lora.down.weight")
 FILE = "pytorch_lora_weights.safetensors"
@@ -84,7 +86,7 @@ def weight_file(source: str | Path) -> Path:
 
 
 def suggested_sampling(source: str | Path) -> SuggestedSampling | None:
-    """What a LoRA's file suggests; None for nothing, or what cannot be read.
+    """What a LoRA's file suggests; None for nothing, or values that no picture is made with.
 
     Args:
         source: as in `weight_file`.
@@ -95,7 +97,9 @@ def suggested_sampling(source: str | Path) -> SuggestedSampling | None:
     try:
         told = read_metadata(weight_file(source))
         scheduler, steps, guidance = (told[field.name] for field in fields(SuggestedSampling))
-        return SuggestedSampling(SchedulerName(scheduler), int(steps), float(guidance))
+        settings = {"scheduler": scheduler, "num_inference_steps": int(steps), "guidance_scale": float(guidance)}
+        config = make_generation_config("-", seed=0, negative_prompt="", width=512, height=512, **settings)
+        return SuggestedSampling(config.scheduler, config.num_inference_steps, config.guidance_scale)
     except ModelError as error:
         raise AdapterError(str(error)) from error
     except (KeyError, ValueError):

@@ -242,7 +242,7 @@ def test_a_file_may_suggest_how_it_is_sampled(pipe, tmp_path):
     lora, few = Lora(pipe), {"scheduler": "lcm", "num_inference_steps": "4", "guidance_scale": "1.5"}
     told = suggested_sampling(lora.kohya(tmp_path / "fast.safetensors", **few))
     assert told == SuggestedSampling(SchedulerName.LCM, 4, 1.5)
-    for wrong in ({}, {"scheduler": "none"}, {"num_inference_steps": "four"}):
+    for wrong in ({}, {"scheduler": "none"}, {"num_inference_steps": "four"}, {"guidance_scale": "inf"}):
         metadata = few | wrong if wrong else {}
         assert suggested_sampling(lora.kohya(tmp_path / "style.safetensors", **metadata)) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_several_loras_at_once(state, session, places, plain):
     source, edit = last(handlers.generate(state, session, CAT, several)), last(handlers.edit(state, session, DOG))
     plain.load_lora(places["ink"], 0.6)
     plain.load_lora(places["oil"], 0.5)
-    assert same(source, plain.generate(CAT, **QUICK)) and same(edit, plain.edit(DOG))
+    assert same(source, plain.generate(CAT, **QUICK, width=128, height=128)) and same(edit, plain.edit(DOG))
     assert state.pool.loras.as_text(edit.config.loras) == "ink at 0.6 and oil at 0.5"
     assert export.restore_settings(state, export.picture_bytes(session, source)).settings == several
 
@@ -223,14 +224,14 @@ def test_a_preview_waits_for_a_run_with_other_loras(state, session):
 @pytest.mark.slow
 def test_a_look_is_taken_from_an_uploaded_picture(state, session, places, plain):
     plain.load_adapter(places["adapter"], 0.5)
-    source = last(handlers.generate(state, session, CAT, PLAIN))
+    source = last(handlers.generate(state, session, CAT, replace(PLAIN, width=128, height=128)))
     region, look = (
         RegionSettings(add=Image.fromarray(SQUARE), only=True),
         Conditions(AdapterPicture(png(RED), 0.5)),
     )
     assert not handlers.preview(state, session, CAT, region, look).preview.nothing
     painted = last(handlers.edit(state, session, CAT, region, look))
-    assert same(source, plain.generate(CAT, **QUICK))
+    assert same(source, plain.generate(CAT, **QUICK, width=128, height=128))
     assert same(painted, plain.edit(CAT, mask=SQUARE, reference=RED)) and not same(painted, source)
     assert [one.use.scale for one in painted.config.like] == [0.5]
 

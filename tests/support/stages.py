@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from diffusers import AutoencoderKL
+from torch import nn
 
 from training.autoencoder import AutoencoderStage, DecoderStage, HeldOutPictures, build_autoencoder
 from training.config import Autoencoder, CloseUps, Config, Decoder, Denoiser, Plan, Scenes
@@ -50,3 +53,14 @@ def denoiser_stage(pictures: Pictures) -> Stage:
     stage = DenoiserStage(CONFIG, PLAN, model, scenes, scenes, CPU)
     stage.report = lambda averaged, sheet: {}  # type: ignore[method-assign]  # sampling has its own test below
     return stage
+
+
+def descend(stage: Stage, weights: Iterable[nn.Parameter], learning_rate: float, steps: int) -> torch.Tensor:
+    """The loss of a stage's first batch, before the last of some steps on that batch alone."""
+    optimizer = torch.optim.Adam(weights, learning_rate)
+    for _ in range(steps):
+        loss = stage.losses(0)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss

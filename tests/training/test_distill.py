@@ -11,6 +11,7 @@ from fisedit.adapters.lora import SuggestedSampling, suggested_sampling
 from fisedit.models.paths import demo_folder
 from fisedit.values import SchedulerName
 from tests.support.quality import needs_font
+from tests.support.stages import descend
 from training.distill import DistilledStage, save_lora
 from training.latents import encode_scenes
 
@@ -49,13 +50,7 @@ def test_the_lora_learns_and_its_file_loads_whole(pipeline, stage, tmp_path):
     trained = [weight for weight in stage.model.parameters() if weight.requires_grad]
     assert sum(weight.numel() for weight in trained) < 0.3 * sum(w.numel() for w in stage.teacher.parameters())
     plain = stage.losses(0)["loss"]
-    descent = torch.optim.Adam(trained, 1e-3)
-    for _ in range(4):
-        loss = stage.losses(0)["loss"]
-        descent.zero_grad()
-        loss.backward()
-        descent.step()
-    assert loss < 0.95 * plain
+    assert descend(stage, trained, 1e-3, 4) < 0.95 * plain
     save_lora(stage.model, tmp_path)
     assert suggested_sampling(tmp_path) == SuggestedSampling(SchedulerName.LCM, 4, 1.0)
     editor = Editor.from_pretrained("demo", device="cpu", dtype="fp32")

@@ -10,6 +10,7 @@ from fisedit.adapters.drive_files import load_control_network
 from fisedit.evaluation.scenes.held_out import is_unseen
 from fisedit.models.paths import demo_folder
 from tests.support.quality import needs_font
+from tests.support.stages import descend
 from training import pose
 
 pytestmark = needs_font
@@ -37,13 +38,7 @@ def test_the_network_learns_and_its_model_stays(pipeline, scenes, tmp_path):
     before = {name: weight.clone() for name, weight in pipeline.unet.state_dict().items()}
     stage = pose.PoseStage(pipeline, scenes, 6, 0)
     plain = stage.losses(0)["loss"]
-    descent = torch.optim.Adam(stage.model.parameters(), 3e-3)
-    for _ in range(6):
-        loss = stage.losses(0)["loss"]
-        descent.zero_grad()
-        loss.backward()
-        descent.step()
-    assert loss < 0.98 * plain
+    assert descend(stage, stage.model.parameters(), 3e-3, 6) < 0.98 * plain
     assert all(not weight.requires_grad for weight in stage.unet.parameters())
     after = stage.unet.state_dict()
     assert all(torch.equal(after[name].reshape(weight.shape), weight) for name, weight in before.items())
