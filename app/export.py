@@ -18,6 +18,7 @@ from fisedit.errors import FisEditError, SessionError
 from fisedit.storage import provenance
 from fisedit.storage.canvas import MAX_UPSCALE, canvas_size
 from fisedit.storage.files import write_bytes
+from fisedit.storage.generation_parameters import parse_parameters
 from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
 from fisedit.storage.session_store import SessionStore
@@ -137,7 +138,7 @@ def canvas_note(state: AppState, data: bytes, model: str) -> str:
 
 def _restore_from_web_ui(parameters: str) -> RestoredSettings:
     """What another program wrote of a picture; what is out of range here is named and left out."""
-    prompt, found = provenance.parse_parameters(parameters)
+    prompt, found = parse_parameters(parameters)
     settings, refused = SourceSettings(), []
     for name, value in found.items():
         try:

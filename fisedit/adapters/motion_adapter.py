@@ -22,8 +22,9 @@ from fisedit.errors import AdapterError
 from fisedit.models.injection import exclusive
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import ExtraSite
-from fisedit.sparse.feature_cache import RepeatedFeatures, gather, map_of, rows_of
+from fisedit.sparse.feature_cache import RepeatedFeatures
 from fisedit.sparse.modules import Role
+from fisedit.sparse.row_layout import gather, map_of, rows_of
 from fisedit.sparse_kernels import ops
 from fisedit.values import MOTION
 

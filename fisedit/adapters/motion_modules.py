@@ -18,7 +18,7 @@ from diffusers.models.unets.unet_motion_model import AnimateDiffTransformer3D
 from torch import Tensor, nn
 
 from fisedit.adapters.row_column import LineAttention, PositionTable
-from fisedit.sparse.feature_cache import rows_of
+from fisedit.sparse.row_layout import rows_of
 from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from fisedit.adapters.variants import FAMILIES
 from fisedit.errors import AdapterError
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import ExtraSite
-from fisedit.sparse.feature_cache import map_of, rows_of
 from fisedit.sparse.modules import Role
 from fisedit.sparse.recording import DenseContext
+from fisedit.sparse.row_layout import map_of, rows_of
 from fisedit.sparse_kernels import ops
 
 if TYPE_CHECKING:

@@ -6,23 +6,20 @@ table.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
-from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from fisedit.diagnosis.layer_times import layer_seconds
+from fisedit.diagnosis.transfer_rates import transfer_rates
 from fisedit.errors import InputError, as_text
 from fisedit.masking.region import Region
 from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
@@ -31,7 +28,6 @@ from fisedit.sparse.cost_table import Measurements, step_work
 from fisedit.sparse.layer_spans import recorded_spans
 from fisedit.sparse.macs import decode_work
 from fisedit.sparse.vae_tiles import box_areas, frame_areas
-from fisedit.storage.pages import default_folder
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
 
 if TYPE_CHECKING:
@@ -359,45 +355,3 @@ def _own_by_kind(spans: Sequence[Span]) -> dict[str, float]:
     for span in spans:
         found[span.kind] += span.own
     return dict(found)
-
-
-_COPIED, _WRITTEN = 1 << 26, 1 << 25
-
-
-def transfer_rates(place: Path | None = None) -> dict[str, float]:
-    """Bytes a second of copies in memory, and of writing a file to disk and reading it back, warm.
-
-    Args:
-        place: folder of the file; None for that of recorded features on disk.
-    """
-    source = torch.ones(_COPIED // 4)
-    target = torch.empty_like(source)
-    rates = {"memory": _COPIED / min(_seconds(lambda: target.copy_(source)) for _ in range(4))}
-    data = os.urandom(_WRITTEN)
-    try:
-        with tempfile.NamedTemporaryFile(dir=place or _page_disk()) as file:
-
-            def write() -> None:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-
-            rates["disk write"] = _WRITTEN / _seconds(write)
-            rates["disk read"] = _WRITTEN / _seconds(lambda: Path(file.name).read_bytes())
-    except OSError:  # a full disk, or one that is read-only, has no rate
-        return rates
-    return rates
-
-
-def _page_disk() -> Path | None:
-    """A folder on the disk that recorded features go to, or cost tables where features stay in memory; None for the
-    system's for temporary files."""
-    folder = default_folder() or cost_store.folder()
-    above = () if folder is None else (folder, *folder.parents)
-    return next((place for place in above if place.is_dir()), None)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = perf_counter()
-    call()
-    return max(perf_counter() - start, 1e-9)

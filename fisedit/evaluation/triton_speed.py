@@ -17,7 +17,7 @@ from fisedit.models.device import choose_device
 from fisedit.sparse.graph_capture import capture
 from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, ConvEpilogue, quantise
+from fisedit.sparse_kernels.operands import QUANTISED_DTYPES, ConvEpilogue, quantise
 from fisedit.sparse_kernels.triton import backend
 
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))

@@ -28,10 +28,10 @@ from fisedit.sparse.feature_cache import (
     RepeatedFeatures,
     ShiftedFeatures,
     StepFeatures,
-    scatter,
     shifted,
 )
 from fisedit.sparse.modules import project_text
+from fisedit.sparse.row_layout import scatter
 from fisedit.sparse.stepping import SparseEdit, SparseSteps
 from fisedit.sparse_kernels.row_plan import SparsePlan
 from fisedit.values import DENSE_STEP, GenerationConfig

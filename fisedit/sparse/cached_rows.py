@@ -17,23 +17,17 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement
 from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.feature_cache import (
-    CachedMap,
-    FeatureOverlay,
-    gather,
-    in_units,
-    map_of,
-    recorded_statistics,
-)
+from fisedit.sparse.feature_cache import CachedMap, FeatureOverlay, in_units, recorded_statistics
 from fisedit.sparse.modules import CrossKeys, LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
+from fisedit.sparse.row_layout import gather, map_of
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.reference import Rows, join_rows
+from fisedit.sparse_kernels.operands import Rows, join_rows
 from fisedit.sparse_kernels.row_plan import KernelMap, Level, TextPart
 
 
 class CachedRows:
-    """A `blocks.RowSource` over a cached step.
+    """A `row_source.RowSource` over a cached step.
 
     Args:
         sites: the UNet's, by name.

@@ -23,7 +23,7 @@ from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse.static_rows import SKIPPED, Buffers, StaticUNet
 from fisedit.sparse_kernels import tuning
 from fisedit.sparse_kernels.buckets import RowPlacement, choose_bucket
-from fisedit.sparse_kernels.reference import QUANTISED_DTYPES
+from fisedit.sparse_kernels.operands import QUANTISED_DTYPES
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 PREDICTION = "prediction"
@@ -57,7 +57,7 @@ class GraphExecutor:
     Args:
         executor: of the UNet.
         quantised: "int8" or "fp8" for recorded keys and values in a byte a number, which halves what a step reads and
-            changes results a little (see `reference.quantise`), "" for as they were recorded; None for what
+            changes results a little (see `operands.quantise`), "" for as they were recorded; None for what
             FISEDIT_CODED says, or else "".
 
     Raises:

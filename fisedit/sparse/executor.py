@@ -21,7 +21,7 @@ from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.feature_cache import FeatureOverlay, ReadFeatures, StepFeatures, rows_of
+from fisedit.sparse.feature_cache import FeatureOverlay, ReadFeatures, StepFeatures
 from fisedit.sparse.modules import (
     CrossKeys,
     LayerSite,
@@ -34,6 +34,7 @@ from fisedit.sparse.modules import (
 )
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, attend_beside, recording_replacements
+from fisedit.sparse.row_layout import rows_of
 from fisedit.sparse_kernels import ops
 
 

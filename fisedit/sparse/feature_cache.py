@@ -20,7 +20,7 @@ from fisedit.models.device import to_pinned_memory
 from fisedit.sparse.feature_codec import EncodedMap, FeatureEncoding, RecordedMap, encode, tensors_of
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.reference import total_statistics
+from fisedit.sparse_kernels.reference_group_norm import total_statistics
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 
@@ -332,7 +332,7 @@ def recorded_statistics(step: ReadFeatures, site: LayerSite) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CachedMap:
-    """A norm's input map of a cached step, a `reference.RecordedInput`.
+    """A norm's input map of a cached step, a `operands.RecordedInput`.
 
     Args:
         step: whose map it is.
@@ -343,15 +343,15 @@ class CachedMap:
     site: LayerSite
 
     def whole(self) -> Tensor:
-        """See `reference.RecordedInput`."""
+        """See `operands.RecordedInput`."""
         return self.step.whole(self.site.name, self.site.level)
 
     def rows(self, positions: Tensor) -> Tensor:
-        """See `reference.RecordedInput`."""
+        """See `operands.RecordedInput`."""
         return self.step.rows(self.site.name, self.site.level, positions)
 
     def statistics(self) -> Tensor | None:
-        """See `reference.RecordedInput`; a shifted step keeps none."""
+        """See `operands.RecordedInput`; a shifted step keeps none."""
         return None if isinstance(self.step, ShiftedFeatures) else recorded_statistics(self.step, self.site)
 
 
@@ -387,31 +387,3 @@ def in_units(rows: Tensor, scales: Tensor | None) -> Tensor:
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the memory that tensors lie in, shared memory counted once."""
     return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
-
-
-def rows_of(x: Tensor) -> Tensor:
-    """[B, C, H, W] or [B, C, R] -> [B, rows, C]; free where the map is channels_last."""
-    return x.flatten(2).transpose(1, 2).contiguous()
-
-
-def map_of(rows: Tensor) -> Tensor:
-    """[B, R, C] -> [B, C, R, 1], a view."""
-    return rows.transpose(1, 2).unsqueeze(-1)
-
-
-def scatter(base: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-    """A copy of a map with rows written into it.
-
-    Args:
-        base: [B, C, H, W].
-        positions: int64 [R], flat.
-        rows: [B, R, C].
-    """
-    mixed = base.flatten(2).clone()
-    mixed.index_copy_(2, positions, rows.transpose(1, 2).to(mixed.dtype))
-    return mixed.view(base.shape)
-
-
-def gather(full: Tensor, positions: Tensor) -> Tensor:
-    """Rows [B, len(positions), C] of a map [B, C, H, W]."""
-    return torch.index_select(full.flatten(2), 2, positions).transpose(1, 2)

@@ -18,7 +18,7 @@ from fisedit.models.device import to_pinned_memory
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, ReadFeatures, StepFeatures, recorded_statistics
 from fisedit.sparse.modules import LayerSite, Role, channels
 from fisedit.sparse.static_rows import NORMS, Buffers
-from fisedit.sparse_kernels.reference import quantise
+from fisedit.sparse_kernels.operands import quantise
 from fisedit.sparse_kernels.row_plan import SparsePlan
 
 HALOS = {Role.NORM_HALO: "same", Role.DOWN: "down", Role.UP: "up"}

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fisedit.models.injection import Forward, Replacement, injected
-from fisedit.sparse.feature_cache import StepFeatures, rows_of
+from fisedit.sparse.feature_cache import StepFeatures
 from fisedit.sparse.modules import CrossKeys, LayerSite, Role, is_3x3, is_plain
+from fisedit.sparse.row_layout import rows_of
 from fisedit.sparse_kernels import ops
 
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
-from fisedit.sparse.feature_cache import rows_of
 from fisedit.sparse.modules import LayerSite, Role, base_layer, channels
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
+from fisedit.sparse.row_layout import rows_of
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.buckets import Bucket, LevelTables, PlanTables
-from fisedit.sparse_kernels.reference import DevicePointer, RecordedMap, Rows, join_rows
+from fisedit.sparse_kernels.operands import DevicePointer, RecordedMap, Rows, join_rows
 
 SKIPPED = " skipped"
 SCALES = " scales"
@@ -89,7 +89,7 @@ class Buffers:
 
 
 class StaticRows:
-    """A `blocks.RowSource` over static buffers.
+    """A `row_source.RowSource` over static buffers.
 
     Args:
         buffers: what is read.
@@ -223,7 +223,7 @@ class StaticUNet:
         unet: left as it is.
         sites: its sites.
         merged: weights of its layers.
-        quantised: type of a byte that recorded keys and values are read in (see `reference.quantise`); None for the
+        quantised: type of a byte that recorded keys and values are read in (see `operands.quantise`); None for the
             UNet's own.
 
     Raises:

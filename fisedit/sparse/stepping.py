@@ -19,10 +19,11 @@ from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.models.injection import exclusive
 from fisedit.sparse.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, scatter, shifted
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, shifted
 from fisedit.sparse.graph_cache import GraphCache
 from fisedit.sparse.graph_capture import capture_errors, check_replay, state_of, warn_eager
 from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.row_layout import scatter
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import SparsePlan
 

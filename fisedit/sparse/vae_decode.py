@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.upsampling import Upsample2D
@@ -26,12 +25,15 @@ from torch import Tensor, nn
 from fisedit.errors import NumericsError
 from fisedit.models.injection import Replacement, injected
 from fisedit.models.stopwatch import span
-from fisedit.sparse.blocks import RowSource, attention_block, resampler, resnet
+from fisedit.sparse.blocks import attention_block, resampler, resnet
 from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures, gather, map_of, rows_of
+from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, StepFeatures
 from fisedit.sparse.modules import decoder_sites
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, apply_conv, recording_replacements
+from fisedit.sparse.row_layout import gather, map_of, rows_of
+from fisedit.sparse.row_source import RowSource
+from fisedit.sparse.vae_norms import cell_sums, norm_part
 from fisedit.sparse.vae_tiles import COARSE_LEVELS, Box, boxes, coarse_cells, cut, upsampler_input, with_halo
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import SparsePlan, make_row_plan
@@ -40,9 +42,6 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
-SAMPLE_STRIDE = 2
-"""Pixels of a fine map each way from one that counts to the next when a box's statistics are exchanged: with all of
-them decodes came no nearer to a dense one (42.7 dB, medians of 6 edits)."""
 
 LAST_COARSE = f"up_blocks.{COARSE_LEVELS - 1}.upsamplers.0"
 """Site of the upsampler that reads the last coarse map and gives the first fine one."""
@@ -352,45 +351,6 @@ class SparseDecoder:
 def crop(x: Tensor, box: Box) -> Tensor:
     """A rectangle of a map [1, C, H, W], channels-last."""
     return x[(..., *box.slices)].contiguous(memory_format=torch.channels_last)
-
-
-def norm_part(x: Tensor, norm: nn.GroupNorm, statistics: Tensor, size: int) -> Tensor:
-    """GroupNorm of a part of a map, under the whole map's statistics.
-
-    Args:
-        x: [1, C, H, W].
-        norm: with C channels.
-        statistics: float64 [groups, 2], sums and sums of squares over the whole map.
-        size: positions of the whole map.
-    """
-    width = norm.num_channels // norm.num_groups
-    mean, square = (statistics / (size * width)).unbind(1)
-    mean, variance = (t.float().repeat_interleave(width) for t in (mean, (square - mean.square()).clamp(min=0)))
-    return F.batch_norm(x, mean, variance, norm.weight.float(), norm.bias.float(), eps=norm.eps).to(x.dtype)
-
-
-def cell_sums(x: Tensor, groups: int, shape: tuple[int, int]) -> Tensor:
-    """Estimate sums and sums of squares of every group over each latent cell.
-
-    From every `SAMPLE_STRIDE`th pixel of every `SAMPLE_STRIDE`th row: they only say how far a box moves exact sums.
-    Pooled in the map's own type, three times as fast in bf16: a cell's rounding is lost among thousands of cells. In
-    fp16 squares of more than 255 would be infinite, so it is pooled in float32.
-
-    Args:
-        x: [1, C, H, W].
-        groups: divides C.
-        shape: (h, w), latent cells that the map shows.
-
-    Returns:
-        float32 [groups, 2, h, w].
-    """
-    size = (x.shape[2] // shape[0]) ** 2
-    x = x.float() if x.dtype is torch.float16 else x
-    x = x[..., ::SAMPLE_STRIDE, ::SAMPLE_STRIDE].contiguous(memory_format=torch.channels_last)
-    edge = x.shape[2] // shape[0]
-    pooled = torch.stack([F.avg_pool2d(x, edge)[0], F.avg_pool2d(x.square(), edge)[0]], 1).float() * size
-    sums: Tensor = pooled.unflatten(0, (groups, -1)).sum(1)
-    return sums
 
 
 def _record_norm(

@@ -25,14 +25,7 @@ from fisedit.errors import InputError
 from fisedit.models.stopwatch import layer
 from fisedit.sparse_kernels import prepacked, reference, torch_backend, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.reference import (
-    NO_EPILOGUE,
-    ConvEpilogue,
-    LayerNormParams,
-    RecordedInput,
-    RecordedMap,
-    Rows,
-)
+from fisedit.sparse_kernels.operands import NO_EPILOGUE, ConvEpilogue, LayerNormParams, RecordedInput, RecordedMap, Rows
 from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "fast": torch_backend}
@@ -118,7 +111,7 @@ def use(name: str) -> Iterator[None]:
 
 
 def reads_in_place() -> bool:
-    """Whether attention reads recorded keys and values through a `reference.DevicePointer`."""
+    """Whether attention reads recorded keys and values through a `operands.DevicePointer`."""
     return _backend.get() == TRITON
 
 

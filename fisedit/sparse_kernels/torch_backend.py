@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fisedit.sparse_kernels import prepacked, reference, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.prepacked import dense_conv, dense_linear
-from fisedit.sparse_kernels.reference import (
+from fisedit.sparse_kernels.operands import (
     NO_EPILOGUE,
     ConvEpilogue,
     LayerNormParams,
@@ -22,10 +21,10 @@ from fisedit.sparse_kernels.reference import (
     Rows,
     join_rows,
     read_recorded,
-    row_statistics,
-    summed_group_norm_affine,
-    time_projections,
 )
+from fisedit.sparse_kernels.prepacked import dense_conv, dense_linear
+from fisedit.sparse_kernels.reference import time_projections
+from fisedit.sparse_kernels.reference_group_norm import row_statistics, summed_group_norm_affine
 from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level
 
 __all__ = [  # the reference's own where torch does it in one go

@@ -87,7 +87,7 @@ def quantisation_setting() -> str:
     """Read from FISEDIT_CODED how recorded keys and values are quantised.
 
     Returns:
-        A name of `reference.QUANTISED_DTYPES` (1 is int8), or "" for not at all. Triton's kernels read fp8 on GPUs from
+        A name of `operands.QUANTISED_DTYPES` (1 is int8), or "" for not at all. Triton's kernels read fp8 on GPUs from
         Ada and Hopper on.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor
 from xformers.ops import memory_efficient_attention
 
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.reference import LayerNormParams, RecordedMap, read_recorded
+from fisedit.sparse_kernels.operands import LayerNormParams, RecordedMap, read_recorded
 from fisedit.sparse_kernels.torch_backend import (
     composite,
     conv3x3,

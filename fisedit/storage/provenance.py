@@ -7,11 +7,9 @@ a file. It names no path. Knows plain values; neither files nor models.
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from itertools import pairwise
@@ -24,6 +22,7 @@ from fisedit import __version__
 from fisedit.errors import FisEditError, InputError
 from fisedit.models.paths import HUB_ID, expand_home
 from fisedit.storage.cell_runs import decode_runs, is_rim, parse_run, run_entry, run_lengths
+from fisedit.storage.generation_parameters import FOREIGN_DEFAULTS, format_parameters, parse_parameters
 from fisedit.storage.image_metadata import Metadata, parameters_before
 from fisedit.values import (
     LATENT_FACTOR,
@@ -51,7 +50,7 @@ _VERSION_WITHOUT_REGIONS = 1
 """Of origins without soft masks, parts of pictures, erasing, prompts of regions and rims, which older versions read."""
 
 _LOCAL = "./"
-_MAX_CHARACTERS, _MAX_SETTINGS_CHARACTERS, _MAX_EDITS = 4_000_000, 100_000, 1_000
+_MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
 
 _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
@@ -62,28 +61,9 @@ _DAMAGE = (
 _OF_THE_MODEL = ("like", "loras", "textual_inversions")
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "crop", *_OF_THE_MODEL}
 _OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "crop", *_OF_THE_MODEL}
-_FOREIGN_DEFAULTS: Mapping[str, Any] = {
-    "seed": 0,
-    "num_inference_steps": 25,
-    "guidance_scale": 7.5,
-    "width": 512,
-    "height": 512,
-    "scheduler": "ddim",
-    "inversion": "ddim",
-}
-"""Arguments with which an image of another program is opened, where it names no others."""
 
 _DISTILLED, _MIN_STEPS = (SchedulerName.LCM, SchedulerName.TCD), 10
 """What few steps are made with, and the fewest with which another picture is inverted."""
-
-_SETTING = re.compile(r'(?:^|, *+)([A-Za-z][\w /-]{0,40}+): *+("(?:\\.|[^"\\])*+"|[^,]*+)')
-_SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-    ("num_inference_steps", "steps", int),
-    ("guidance_scale", "cfg scale", float),
-    ("seed", "seed", int),
-    ("clip_skip", "clip skip", lambda value: int(value) - 1),
-)
-"""Argument of `Editor.generate`, its name in web UIs in lower case, and what reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +216,7 @@ def make_origin(lineage: Sequence[EditResult], model: str, dtype: str, device: s
 
 def to_metadata(origin: Origin) -> Metadata:
     """Both texts of an origin."""
-    return Metadata(_to_parameters(origin), _to_json(origin))
+    return Metadata(_parameters(origin), _to_json(origin))
 
 
 def complete_metadata(metadata: Metadata, origin: Origin) -> Metadata:
@@ -248,7 +228,7 @@ def complete_metadata(metadata: Metadata, origin: Origin) -> Metadata:
     """
     if metadata.parameters or not metadata.origin:
         return metadata
-    return Metadata(_to_parameters(origin, str(json.loads(metadata.origin).get("fisedit", ""))), metadata.origin)
+    return Metadata(_parameters(origin, str(json.loads(metadata.origin).get("fisedit", ""))), metadata.origin)
 
 
 def parse_origin(metadata: Metadata) -> Origin:
@@ -266,7 +246,7 @@ def parse_origin(metadata: Metadata) -> Origin:
     if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
     prompt, settings = parse_parameters(metadata.parameters)
-    negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(_FOREIGN_DEFAULTS)
+    negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(FOREIGN_DEFAULTS)
     few = settings.get("scheduler") in _DISTILLED or settings.get("num_inference_steps", _MIN_STEPS) < _MIN_STEPS
     unused = {"width", "height"} | ({"num_inference_steps", "guidance_scale"} if few else set())
     opening = {name: value for name, value in settings.items() if name in _OPENED - unused}
@@ -277,54 +257,9 @@ def parse_origin(metadata: Metadata) -> Origin:
     return Origin("demo", "", "", config)
 
 
-def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
-    """Prompt and settings of the text that web UIs write, in `Editor.generate`'s words.
-
-    Settings that are missing, no numbers, or of a sampler that is not known here are left out.
-
-    Args:
-        parameters: The text.
-    """
-    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
-    has_settings = last.startswith("Steps: ")
-    prompt, _, negative = (text if has_settings else f"{text}\n{last}").partition("\nNegative prompt:")
-    found = _SETTING.findall(last[:_MAX_SETTINGS_CHARACTERS]) if has_settings else []
-    values = {name.casefold(): value for name, value in found}
-    settings: dict[str, Any] = {"negative_prompt": negative.strip()}
-    for name, key, kind in _SETTINGS:
-        with suppress(KeyError, ValueError):
-            settings[name] = kind(values[key])
-    with suppress(KeyError, ValueError):
-        settings["width"], settings["height"] = map(int, values["size"].split("x"))
-    sampler, schedule = values.get("sampler", ""), values.get("schedule type", "")
-    for name in (f"{sampler} {schedule}", sampler):  # "DPM++ 2M" and "Karras" are one scheduler here
-        with suppress(ValueError):
-            settings.setdefault("scheduler", SchedulerName(name.strip()))
-    return prompt.strip(), settings
-
-
-def _to_parameters(origin: Origin, written_by: str = __version__) -> str:
-    """In the format of AUTOMATIC1111's web UI: prompts, then one line of settings."""
-    config, model = origin.config, Path(origin.model).name
+def _parameters(origin: Origin, version: str = __version__) -> str:
     start = origin.edits[-1].run.start if origin.edits else 0
-    settings = {
-        "Steps": config.num_inference_steps,
-        "Sampler": config.scheduler.label,
-        "CFG scale": f"{config.guidance_scale:g}",
-        "Seed": config.seed,
-        "Size": f"{config.width}x{config.height}",
-        "Model": model.removesuffix(".safetensors"),
-        "Clip skip": config.clip_skip + 1 if config.clip_skip else "",
-        "Denoising strength": f"{1 - start / config.num_timesteps:.4g}" if start else "",
-        "Version": f"fisedit {written_by}",
-    }
-    line = ", ".join(f"{name}: {_quote_if_needed(str(value))}" for name, value in settings.items() if value != "")
-    negative = [f"Negative prompt: {config.negative_prompt}"] if config.negative_prompt else []
-    return "\n".join([origin.prompt, *negative, line])
-
-
-def _quote_if_needed(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False) if set(value) & set(',:\n"') else value
+    return format_parameters(origin.prompt, origin.config, origin.model, start, version)
 
 
 def _to_json(origin: Origin) -> str:

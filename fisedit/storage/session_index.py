@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -31,6 +30,7 @@ from fisedit.storage.json_checks import (
     tuple_of,
     whole,
 )
+from fisedit.storage.session_files import ENDINGS, IMAGE_ENDINGS, MASK_ENDING, file_name, page_name
 from fisedit.values import (
     MAX_DILATION,
     MAX_PROMPT_CHARS,
@@ -58,13 +58,6 @@ _VERSION_WITHOUT_REGIONS = 2
 _VERSION_WITHOUT_DIGESTS = 1
 _VERSIONS = (VERSION, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
 
-IMAGE_ENDINGS = (".png", ".tif")
-MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
-ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING)
-"""Endings of a result's files: its picture, its mask, and the canvas of a picture that is no canvas itself."""
-
-PAGE_ENDING = ".safetensors"
-"""Ending of a page of recorded features, which a session may have or lose: they are made again without it."""
 
 _MAX_COUNT = 2**63 - 1
 _MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
@@ -157,33 +150,6 @@ class SessionIndex:
     def page_names(self) -> set[str]:
         """Names of the files of all pages."""
         return {name for entry in self.results for name in entry.page_names()}
-
-
-def file_name(stem: str, ending: str, sha256: str) -> str:
-    """The name of a session's file.
-
-    Args:
-        stem: Id of a result, or "reference-DIGEST".
-        ending: One of `ENDINGS`.
-        sha256: SHA-256 of the file's bytes; "" for the name without it, as in fisedit 0.1.0.
-    """
-    return f"{stem}-{sha256[:16]}{ending}" if sha256 else f"{stem}{ending}"
-
-
-def page_name(result: str, i: int, sha256: str) -> str:
-    """The name of a page's file.
-
-    Args:
-        result: Id of the result.
-        i: The page.
-        sha256: SHA-256 of the file's bytes.
-    """
-    return file_name(f"{result}.{i:04}", PAGE_ENDING, sha256)
-
-
-def is_page_name(name: str) -> bool:
-    """Whether a file has a page's name."""
-    return re.fullmatch(rf"\d+\.\d{{4}}-[0-9a-f]{{16}}{re.escape(PAGE_ENDING)}", name) is not None
 
 
 def make_entry(

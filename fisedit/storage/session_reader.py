@@ -19,16 +19,8 @@ from fisedit.storage.canvas import to_editable
 from fisedit.storage.cell_runs import is_rim
 from fisedit.storage.files import SESSION_INDEX
 from fisedit.storage.images import decode, read_bytes, read_size
-from fisedit.storage.session_index import (
-    CANVAS_ENDING,
-    IMAGE_ENDINGS,
-    MASK_ENDING,
-    ResultEntry,
-    SessionIndex,
-    damaged,
-    decode_index,
-    file_name,
-)
+from fisedit.storage.session_files import CANVAS_ENDING, IMAGE_ENDINGS, MASK_ENDING, file_name
+from fisedit.storage.session_index import ResultEntry, SessionIndex, damaged, decode_index
 from fisedit.values import LATENT_FACTOR, AdapterUse, EditMask, EditScript, soft_levels
 
 Diff = Callable[[str, str, str], EditScript]

@@ -24,20 +24,9 @@ from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.image_metadata import Metadata
 from fisedit.storage.images import encode, read_bytes
 from fisedit.storage.pages import Page
+from fisedit.storage.session_files import CANVAS_ENDING, MASK_ENDING, PAGE_ENDING, file_name, is_page_name, page_name
 from fisedit.storage.session_folder import lock, remove_unfinished
-from fisedit.storage.session_index import (
-    CANVAS_ENDING,
-    LIMITS,
-    MASK_ENDING,
-    PAGE_ENDING,
-    ResultEntry,
-    SessionIndex,
-    decode_index,
-    encode_index,
-    file_name,
-    is_page_name,
-    page_name,
-)
+from fisedit.storage.session_index import LIMITS, ResultEntry, SessionIndex, decode_index, encode_index
 from fisedit.storage.session_reader import NO_ASSETS, Diff, LoadedSession, SessionAssets, SessionReader
 
 

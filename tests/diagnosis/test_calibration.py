@@ -9,7 +9,9 @@ import pytest
 
 from fisedit import Cancelled, Editor
 from fisedit.diagnosis import calibration
+from fisedit.diagnosis import transfer_rates as transfers
 from fisedit.diagnosis.calibration import shape_mask
+from fisedit.diagnosis.transfer_rates import transfer_rates
 from fisedit.errors import InputError
 from fisedit.models.stopwatch import current_recorder
 from fisedit.sparse.cost_table import CostTable, Curve
@@ -64,11 +66,11 @@ def test_a_disk_that_cannot_be_written_has_no_rate(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(calibration, "_COPIED", 1 << 16)
-    monkeypatch.setattr(calibration, "_WRITTEN", 1 << 12)
-    assert calibration.transfer_rates(tmp_path).keys() == {"memory", "disk write", "disk read"}
+    monkeypatch.setattr(transfers, "_COPIED", 1 << 16)
+    monkeypatch.setattr(transfers, "_WRITTEN", 1 << 12)
+    assert transfer_rates(tmp_path).keys() == {"memory", "disk write", "disk read"}
     monkeypatch.setattr("os.fsync", full)
-    assert calibration.transfer_rates(tmp_path).keys() == {"memory"} and not list(tmp_path.iterdir())
+    assert transfer_rates(tmp_path).keys() == {"memory"} and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -93,8 +95,8 @@ def test_the_disk_is_measured_that_records_go_to_even_before_their_folder_is_the
         (tmp_path / name).mkdir()
     for variable, value in (("FISEDIT_PAGES", pages), ("FISEDIT_COSTS", costs)):
         monkeypatch.setenv(variable, value if value == "0" else str(tmp_path / value))
-    monkeypatch.setattr(calibration, "_COPIED", 1 << 16)
-    monkeypatch.setattr(calibration, "_WRITTEN", 1 << 12)
+    monkeypatch.setattr(transfers, "_COPIED", 1 << 16)
+    monkeypatch.setattr(transfers, "_WRITTEN", 1 << 12)
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", make_file)
-    assert calibration.transfer_rates().keys() == {"memory", "disk write", "disk read"}
+    assert transfer_rates().keys() == {"memory", "disk write", "disk read"}
     assert folders == [None if measured is None else tmp_path / measured]

@@ -97,6 +97,7 @@ MEASURES = {
         *_ENGINE,
         *(f"fisedit/evaluation/{name}.py" for name in ("cost_predictions", "timing", "workload")),
         "fisedit/diagnosis/calibration.py",
+        "fisedit/diagnosis/transfer_rates.py",
         "fisedit/masking/region.py",
         "fisedit/planner.py",
     ),

@@ -25,7 +25,7 @@ from fisedit.sparse.modules import Role
 from fisedit.sparse.prefetch import Prefetcher
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.buckets import choose_bucket
-from fisedit.sparse_kernels.reference import QUANTISED_DTYPES, DevicePointer
+from fisedit.sparse_kernels.operands import QUANTISED_DTYPES, DevicePointer
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.sparse_kernels.triton import launch
 from fisedit.values import GenerationConfig, SchedulerName

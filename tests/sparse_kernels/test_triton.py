@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError
-from fisedit.sparse_kernels import ops, reference, row_plan, torch_backend, tuning
-from fisedit.sparse_kernels.reference import ConvEpilogue
+from fisedit.sparse_kernels import ops, row_plan, torch_backend, tuning
+from fisedit.sparse_kernels.operands import QUANTISED_DTYPES, ConvEpilogue, dequantise, quantise
 from fisedit.sparse_kernels.triton import launch
 from tests.support.grids import grids
 from tests.support.kernel_cases import EPS, cross, dense_attention, near, tokens
@@ -192,21 +192,21 @@ def test_attention_over_other_records(backend, dtype, name, quantised, pointers)
 @pytest.mark.sweep
 @each_dtype
 @pytest.mark.parametrize("heads", [1, 3, 12])
-@pytest.mark.parametrize("kind", reference.QUANTISED_DTYPES)
+@pytest.mark.parametrize("kind", QUANTISED_DTYPES)
 def test_a_byte_a_number(dtype, heads, kind):
     """Off by half of a 127th of a head's largest number in its row, or by a sixteenth of itself; zeros stay zeros."""
     rows = tokens(dtype, 2, 40, 12) * torch.logspace(-3, 3, 40, device=DEVICE)[:, None].to(dtype)
     rows[0, 7] = 0
-    numbers, scales = reference.quantise(rows, heads, reference.QUANTISED_DTYPES[kind])
-    assert numbers.dtype == reference.QUANTISED_DTYPES[kind] and scales.dtype == dtype
+    numbers, scales = quantise(rows, heads, QUANTISED_DTYPES[kind])
+    assert numbers.dtype == QUANTISED_DTYPES[kind] and scales.dtype == dtype
     assert numbers.nbytes + scales.nbytes == rows.numel() + dtype.itemsize * 2 * 40 * heads
     largest = rows.float().unflatten(-1, (heads, -1)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 12 // heads)
-    off = (reference.dequantise(numbers, scales).float() - rows.float()).abs()
+    off = (dequantise(numbers, scales).float() - rows.float()).abs()
     rounding = 1e-6 if dtype == torch.float32 else 0.002 if dtype == torch.float16 else 0.01
     finest, most = torch.finfo(dtype).tiny * torch.finfo(dtype).eps, 448 if kind == "fp8" else 127
     half = {"int8": largest.flatten(2) * 0.5 / 127, "fp8": (rows.float().abs() / 16).clamp(largest.flatten(2) / 2**18)}
     assert (off <= half[kind] + largest.flatten(2) * rounding + most * finest).all()  # finest: what scales are made of
-    assert not reference.dequantise(numbers, scales)[0, 7].float().any()
+    assert not dequantise(numbers, scales)[0, 7].float().any()
 
 
 @pytest.mark.sweep(1)

@@ -23,6 +23,7 @@ from fisedit.models import paths
 from fisedit.sparse import compositing
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.storage import image_metadata, images, provenance
+from fisedit.storage.generation_parameters import parse_parameters
 from fisedit.storage.image_metadata import Metadata, owner_info
 from fisedit.storage.images import decode
 from fisedit.values import SchedulerName
@@ -61,7 +62,7 @@ FOREIGN = "a knight, (armour:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: 
     ],
 )
 def test_settings_of_web_uis_are_read(line, found):
-    assert provenance.parse_parameters(f"a cat\nNegative prompt: rain\n{line}") == (
+    assert parse_parameters(f"a cat\nNegative prompt: rain\n{line}") == (
         "a cat",
         {"negative_prompt": "rain"} | found,
     )

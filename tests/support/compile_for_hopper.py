@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.reference import ConvEpilogue, DevicePointer
+from fisedit.sparse_kernels.operands import ConvEpilogue, DevicePointer
 from fisedit.sparse_kernels.triton import backend, launch
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fisedit.sparse_kernels import ops, reference
+from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.operands import QUANTISED_DTYPES, DevicePointer, dequantise, quantise
 from tests.support.padded_edits import DEVICE, TOLERANCE
 
 EPS = 1e-5
@@ -28,7 +29,7 @@ def dense_attention(edits, backend, heads, width, *, quantised="", pointers=Fals
     placement = edits.tables.levels[0].placement
     if quantised:
         records, scales = zip(
-            *(reference.quantise(record, heads, reference.QUANTISED_DTYPES[quantised]) for record in records),
+            *(quantise(record, heads, QUANTISED_DTYPES[quantised]) for record in records),
             strict=True,
         )
         mixed_keys, mixed_values = (
@@ -36,12 +37,12 @@ def dense_attention(edits, backend, heads, width, *, quantised="", pointers=Fals
                 placement.active_mask.view(edits.items, 1, *full.shape[2:]), full, known.transpose(1, 2).view_as(full)
             )
             for full, known in (
-                (full, reference.dequantise(*parts).repeat_interleave(edits.edits, 0))
+                (full, dequantise(*parts).repeat_interleave(edits.edits, 0))
                 for full, *parts in zip((mixed_keys, mixed_values), records, scales, strict=True)
             )
         )
     there = [(t, torch.tensor([t.data_ptr()], device=DEVICE)) for t in (*records, *(scales or ()))]
-    known = [reference.DevicePointer(at, t.shape, t.dtype) if pointers else t for t, at in there]
+    known = [DevicePointer(at, t.shape, t.dtype) if pointers else t for t, at in there]
     with ops.use(backend):
         got = ops.attention(*packed.chunk(3, -1), *known[:2], placement, heads, tuple(known[2:]) or None)
     tokens = (full.double().flatten(2).transpose(1, 2) for full in (queries, mixed_keys, mixed_values))

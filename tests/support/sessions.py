@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.storage.session_index import encode_index, file_name
+from fisedit.storage.session_files import file_name
+from fisedit.storage.session_index import encode_index
 from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import EditKind, EditScript
 

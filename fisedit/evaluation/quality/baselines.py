@@ -18,16 +18,17 @@ from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.masking.masks import otsu
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance
-from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics, scatter
+from fisedit.sparse.feature_cache import FeatureOverlay, recorded_statistics
+from fisedit.sparse.row_layout import scatter
 from fisedit.sparse.vae_decode import decode
 from fisedit.sparse_kernels import ops
-from fisedit.sparse_kernels.reference import join_rows
+from fisedit.sparse_kernels.operands import join_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from fisedit.sparse_kernels.reference import Rows
+    from fisedit.sparse_kernels.operands import Rows
     from fisedit.values import BoolGrid
 
 PROBES = 0.2

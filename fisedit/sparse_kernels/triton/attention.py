@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fisedit.sparse_kernels import torch_backend
 from fisedit.sparse_kernels.buckets import RowPlacement
-from fisedit.sparse_kernels.reference import DevicePointer, LayerNormParams, RecordedMap
+from fisedit.sparse_kernels.operands import DevicePointer, LayerNormParams, RecordedMap
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive, wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import (
     attention_tile,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import NO_EPILOGUE, ConvEpilogue, Rows
+from fisedit.sparse_kernels.operands import NO_EPILOGUE, ConvEpilogue, Rows
 from fisedit.sparse_kernels.row_plan import TAPS
 from fisedit.sparse_kernels.triton.epilogue import wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import aligned, dense, dummy, pair, pdl_options, power_of_two

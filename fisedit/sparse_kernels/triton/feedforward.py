@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import LayerNormParams
+from fisedit.sparse_kernels.operands import LayerNormParams
 from fisedit.sparse_kernels.triton.epilogue import wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import geglu_tile, pdl_options
 from fisedit.sparse_kernels.triton.linear import apply_layer_norm, layer_stats

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import Rows, join_rows
+from fisedit.sparse_kernels.operands import Rows, join_rows
 
 PROGRAMS = 264
 """Programs that fill an H200: two for each of its 132 multiprocessors."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import LayerNormParams, Rows, join_rows
+from fisedit.sparse_kernels.operands import LayerNormParams, Rows, join_rows
 from fisedit.sparse_kernels.triton.epilogue import finish, wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import (
     NARROWEST,

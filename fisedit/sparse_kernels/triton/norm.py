@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fisedit.sparse_kernels.reference import LayerNormParams, Rows
+from fisedit.sparse_kernels.operands import LayerNormParams, Rows
 from fisedit.sparse_kernels.triton.epilogue import last_to_arrive, wait_for_prior_kernel
 from fisedit.sparse_kernels.triton.launch import counters, pair, pdl_options, power_of_two, sums_tile
 
