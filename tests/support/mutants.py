@@ -49,7 +49,7 @@ AREAS: Mapping[str, Area] = {
         "share_the_keys share_a_sum",
     ),
     "fused kernels": Area(
-        "fisedit/sparse_kernels/reference.py fisedit/sparse_kernels/triton/*.py "
+        "fisedit/sparse_kernels/{operands,reference,reference_group_norm}.py fisedit/sparse_kernels/triton/*.py "
         "fisedit/sparse_kernels/{attention,conv,feedforward,linear,norm,launch,parts,scatter}.py",
         "tests/sparse_kernels/test_triton.py tests/test_triton.py",
         "share_the_keys share_a_sum",
@@ -67,7 +67,7 @@ AREAS: Mapping[str, Area] = {
         "by_every_backend",
     ),
     "feature cache": Area(
-        "fisedit/sparse/feature_cache.py fisedit/cache.py",
+        "fisedit/sparse/{feature_cache,row_layout}.py fisedit/cache.py",
         "tests/contract/test_e{4,6}.py tests/sparse/test_{feature_cache,executor}.py "
         "tests/sampling/test_denoise.py tests/test_{executor,engine}.py",
     ),
