@@ -5,7 +5,6 @@ makes of noised latents at a step is what it makes of those that the guided teac
 of drawing.
 """
 
-import argparse
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
@@ -21,13 +20,13 @@ from torch import Tensor, nn
 from fisedit.adapters.lora import SuggestedSampling
 from fisedit.adapters.training.draws import generator_for
 from fisedit.values import SchedulerName
-from training.config import Plan, load_config
+from training.companions import parse_run
+from training.config import Plan
 from training.denoiser import SHOWN
 from training.latents import LatentScenes, load_or_encode
 from training.loop import train
 from training.models import build_scheduler
 from training.pictures import save_sheet
-from training.quick import prepare_cpu
 from training.tokens import encode
 
 GUIDANCE, STEPS = 4.0, 4
@@ -153,29 +152,11 @@ def save_lora(unet: UNet2DConditionModel, folder: Path) -> None:
 
 def main() -> None:
     """Trains, or resumes, and writes the LoRA."""
-    parser = argparse.ArgumentParser(prog="python -m training.distill", description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of the teacher")
-    parser.add_argument("output", type=Path, help="folder that gets the LoRA")
-    parser.add_argument(
-        "--config", type=Path, default=Path(__file__).parent / "demo-cpu.toml", help="of the teacher's run"
-    )
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="checkpoints, logs and sample sheets")
-    parser.add_argument("--pictures", type=int, default=4000, help="scenes whose latents are used")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads to use")
-    chosen = parser.parse_args()
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    config = load_config(chosen.config)
-    prepare_cpu(config.products)
-    pipeline = StableDiffusionPipeline.from_pretrained(chosen.model, torch_dtype=torch.float32, local_files_only=True)
-    device = torch.device(chosen.device)
-    pipeline.to(device)
-    plan, kept, shape = PLANS[device.type], chosen.folder / DistilledStage.name, config.scenes
-    scenes = load_or_encode(kept / "scenes", pipeline.vae, shape.seed, chosen.pictures, False, shape.objects)
-    stage = DistilledStage(pipeline, scenes, plan.batch, config.seed)
-    averaged = train(stage, plan, kept, device)
-    save_lora(cast(UNet2DConditionModel, averaged), chosen.output)
+    run = parse_run("training.distill", __doc__, "LoRA", pictures=4000)
+    plan, folder, shape = PLANS[run.device.type], run.folder / DistilledStage.name, run.config.scenes
+    scenes = load_or_encode(folder / "scenes", run.pipeline.vae, shape.seed, run.pictures, False, shape.objects)
+    averaged = train(DistilledStage(run.pipeline, scenes, plan.batch, run.config.seed), plan, folder, run.device)
+    save_lora(cast(UNet2DConditionModel, averaged), run.output)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The network is HelloMeme's of family v2 (arXiv 2410.22901), for a small model. I
 error of drawn heads in known poses goes through it, and counts more where the head is.
 """
 
-import argparse
 import hashlib
 import json
 from collections.abc import Iterator
@@ -29,11 +28,11 @@ from fisedit.evaluation.scenes.prompts import describe_scene
 from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY
 from fisedit.values import LATENT_FACTOR
 from fisedit.values.drive import EXPRESSIONS, FACE
-from training.config import Plan, load_config
+from training.companions import parse_run
+from training.config import Plan
 from training.linear import convolve_linears
 from training.loop import save_whole, train
 from training.pictures import save_sheet, to_bytes, to_tensor
-from training.quick import prepare_cpu
 
 CHANNELS, WIDTH = 32, 128
 """Of the network's first conv, and of its tokens."""
@@ -228,29 +227,11 @@ def load_or_draw(
 
 def main() -> None:
     """Trains, or resumes, and writes the network."""
-    parser = argparse.ArgumentParser(prog="python -m training.pose", description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of the model")
-    parser.add_argument("output", type=Path, help="folder that gets the network")
-    parser.add_argument(
-        "--config", type=Path, default=Path(__file__).parent / "demo-cpu.toml", help="of the model's own run"
-    )
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="checkpoints, logs and sample sheets")
-    parser.add_argument("--pictures", type=int, default=6000, help="posed scenes whose latents are used")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads to use")
-    chosen = parser.parse_args()
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    config = load_config(chosen.config)
-    prepare_cpu(config.products)
-    pipeline = StableDiffusionPipeline.from_pretrained(chosen.model, torch_dtype=torch.float32, local_files_only=True)
-    device = torch.device(chosen.device)
-    pipeline.to(device)
-    plan, kept = PLANS[device.type], chosen.folder / PoseStage.name
-    shape = config.scenes
-    scenes = load_or_draw(kept / "scenes", pipeline, shape.seed, chosen.pictures, shape.objects)
-    averaged = train(PoseStage(pipeline, scenes, plan.batch, config.seed), plan, kept, device)
-    save_network(cast(DriveNetwork, averaged), chosen.output)
+    run = parse_run("training.pose", __doc__, "network", pictures=6000)
+    plan, folder, shape = PLANS[run.device.type], run.folder / PoseStage.name, run.config.scenes
+    scenes = load_or_draw(folder / "scenes", run.pipeline, shape.seed, run.pictures, shape.objects)
+    averaged = train(PoseStage(run.pipeline, scenes, plan.batch, run.config.seed), plan, folder, run.device)
+    save_network(cast(DriveNetwork, averaged), run.output)
 
 
 if __name__ == "__main__":
