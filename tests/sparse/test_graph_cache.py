@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.sparse import captured_decode
+from fisedit.sparse import captured_decode, vae_norms
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.captured_decode import CapturedDecoder
@@ -79,7 +79,7 @@ sizes = pytest.mark.parametrize("size", [(24, 24), (13, 17)], ids=str)
 @pytest.mark.parametrize("name", grids(8, 8))
 def test_one_rectangle_with_all_halo_is_a_dense_decode(sd15_vae, monkeypatch, size, name):
     """Where everything is computed, and every pixel counts in the statistics, nothing is left of an error."""
-    monkeypatch.setattr(decoding, "SAMPLE_STRIDE", 1)
+    monkeypatch.setattr(vae_norms, "SAMPLE_STRIDE", 1)
     monkeypatch.setattr(decoding, "cut", lambda grid, box, level: [box])
     source, record = decode(sd15_vae, torch.randn(1, 4, *size))
     latents, grid = torch.randn(1, 4, *size), grids(*size)[name]
