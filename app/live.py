@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.handlers import edit_key, edit_request, opens_part
 from app.runs import RunProgress, stream_run
-from app.session import LiveEdit, WorkKind
+from app.session import LiveEdit, LiveRequest, WorkKind
 from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region, clean_prompt
 from fisedit.errors import Cancelled
 
@@ -45,7 +45,7 @@ def edit_live(
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
     text, region = clean_prompt(prompt), check_region(region or RegionSettings())
-    session.live_request = asked = object()
+    session.live_request = asked = LiveRequest(text)
     request, parent = edit_request(state, session, text, region, conditions), session.current
     key = edit_key(session, text, region, conditions)
 

@@ -51,6 +51,17 @@ class WorkKind(Enum):
     LIVE = "live"
 
 
+@dataclass(frozen=True, eq=False)
+class LiveRequest:
+    """A request for an edit that is drawn while its prompt is typed; no two are the same.
+
+    Args:
+        prompt: what the picture should show.
+    """
+
+    prompt: str
+
+
 @dataclass(frozen=True)
 class LiveEdit:
     """An edit that was drawn while its prompt was typed, beside the current picture.
@@ -83,7 +94,7 @@ class Session:
         measured: seconds of dense runs, by the id of the result that they were compared with.
         was_damaged: whether what was saved could not be read.
         live: the edit that was drawn last while its prompt was typed, or None.
-        live_request: tells the newest request for such an edit from older ones.
+        live_request: the newest request for such an edit, or None.
         notice: what its page says until the next run; "" for nothing.
         unsaved: why the last result is not in its folder; "" if it is.
     """
@@ -99,7 +110,7 @@ class Session:
         self.was_damaged = False
         self.notice = self.unsaved = ""
         self.live: LiveEdit | None = None
-        self.live_request: object = None
+        self.live_request: LiveRequest | None = None
         self._pool, self._adapters, self._store = pool, dict[str, AdapterUse](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
         self._work, self._stop, self._stops, self._kind = Lock(), Event(), 0, WorkKind.RUN
@@ -173,9 +184,14 @@ class Session:
             self.notice = "The run was stopped, as its page was left. What it had finished is here."
         self.stop()
 
-    def stop_live(self) -> None:
-        """Stop a live edit that is being drawn before its next step; other work goes on."""
-        if not self.idle and self._kind is WorkKind.LIVE:
+    def stop_live(self, except_prompt: str | None = None) -> None:
+        """Stop a live edit that is being drawn before its next step; other work goes on.
+
+        Args:
+            except_prompt: of which a live edit is not stopped.
+        """
+        asked = self.live_request.prompt if self.live_request else None
+        if not self.idle and self._kind is WorkKind.LIVE and (except_prompt is None or asked != except_prompt):
             self.stop_work()
 
     def raise_if_stopped(self) -> None:
@@ -186,11 +202,11 @@ class Session:
     def begin_work(self, kind: WorkKind = WorkKind.RUN, *, stops_live: bool = True) -> None:
         """Begin one piece of work, the only one at a time, until `end_work`.
 
-        It waits for brief work, and for a live edit, which it stops, at most 10 seconds.
+        It waits for brief work and for a live edit, at most 10 seconds.
 
         Args:
             kind: of the work.
-            stops_live: whether a live edit is stopped; else it is as a run.
+            stops_live: whether a live edit is stopped; else it is waited for.
 
         Raises:
             Busy: other work goes on here.
@@ -199,7 +215,7 @@ class Session:
         stops = self._stops
         if stops_live:
             self.stop_live()
-        waits = self._kind is WorkKind.BRIEF or (self._kind is WorkKind.LIVE and stops_live)
+        waits = self._kind in (WorkKind.BRIEF, WorkKind.LIVE)
         if not (self._work.acquire(blocking=False) or (waits and self._work.acquire(timeout=_BRIEF_WORK_TIMEOUT))):
             raise Busy("this session is at work; stop that or wait for it")
         if kind is WorkKind.RUN and self._stops != stops:

@@ -66,7 +66,7 @@ class SessionEvents(PageEvents):
             model: label of the model that is selected for new pictures.
         """
         session = self.session(request)
-        session.stop_live()
+        session.stop_live(except_prompt=prompt.strip())
         shown = self.updates.words(session, prompt, chosen, model)
         said = session.idle and session.notice  # else the status stays: why the last run ended, or how this one goes
         return {**shown, self.page.status: html.message(session.notice)} if said else shown

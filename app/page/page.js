@@ -1,6 +1,6 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 150, SOON = 20, SILENT = 2000, DRAFTS = "fisedit-drafts";
+  const PAUSE = 100, SOON = 20, SILENT = 2000, DRAFTS = "fisedit-drafts";
   const prompt = () => document.querySelector("#prompt textarea");
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };

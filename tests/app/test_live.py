@@ -15,7 +15,7 @@ from app.components import PageComponents
 from app.live import edit_live
 from app.run_events import RunEvents
 from app.session_events import SessionEvents
-from app.validation import Busy, RegionSettings
+from app.validation import RegionSettings
 from fisedit import Cancelled
 from fisedit.storage.session_store import SessionStore
 from fisedit.values import EditMask, MaskSource
@@ -79,15 +79,6 @@ def test_a_run_and_a_move_stop_one_that_is_being_drawn(state, session):
     assert history.undo(session) is source and ids(session) == [source.id, edit.id]
 
 
-def test_a_region_is_not_predicted_over_one(state, session):
-    made(state, session)
-    drawn = edit_live(state, session, DOG)
-    next(drawn)
-    with pytest.raises(Busy):
-        handlers.preview(state, session, DOG)
-    assert last(drawn).prompt == DOG
-
-
 def test_it_is_not_saved_before_it_is_run(state, session):
     source = made(state, session)
     last(edit_live(state, session, DOG))
@@ -128,6 +119,17 @@ def test_a_newer_one_stops_it(state, session, monkeypatch):
     assert isinstance(seen[-1], Cancelled) or seen[-1].result is not None  # it may have ended just before
 
 
+def test_a_preview_waits_for_it(state, session):
+    made(state, session)
+    live, found = edit_live(state, session, DOG), []
+    next(live)
+    waiting = Thread(target=lambda: found.append(handlers.preview(state, session, DOG)))
+    waiting.start()
+    drawn = last(live)
+    waiting.join(30)
+    assert found[0].preview.mask.grid.any() and session.live.result_id == drawn.id
+
+
 def test_the_next_letter_stops_a_live_edit_and_no_other_work(state, session):
     made(state, session)
     run = handlers.edit(state, session, DOG)
@@ -136,7 +138,9 @@ def test_the_next_letter_stops_a_live_edit_and_no_other_work(state, session):
     assert last(run) is session.current and session.current.prompt == DOG
     live = edit_live(state, session, FOX)
     next(live)
-    session.stop_live()
+    session.stop_live(except_prompt=FOX)
+    assert not session.stopping, "words that are told late stop no edit of their own"
+    session.stop_live(except_prompt=DOG)
     with pytest.raises(Cancelled):
         last(live)
     idle(session)
