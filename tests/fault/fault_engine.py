@@ -40,4 +40,5 @@ def test_memory_that_runs_out_within_a_source_leaves_the_editor_as_it_was():
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600, check=False)
     *lines, last = run.stdout.splitlines()
     assert (run.returncode, last) == (0, "as before"), run.stderr
-    assert len(lines) == 3 and all("allocate memory" in line for line in lines)
+    refused = ("allocate memory", "could not create a primitive")  # torch's words, and those of oneDNN
+    assert len(lines) == 3 and all(any(words in line for words in refused) for line in lines)
