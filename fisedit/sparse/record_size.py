@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fisedit.sparse.feature_codec import FeatureEncoding
+from fisedit.sparse.feature_codec import BLOCK, FeatureEncoding
 from fisedit.sparse.modules import LayerSite, Role, base_layer, channels
 
 _STATISTIC_BYTES, _ROW_STATISTIC_BYTES = 8, 4
@@ -72,8 +72,10 @@ class RecordSize:
         if not numel or encoding.bits == 16 or numel < encoding.min_numel:
             return numel * itemsize
         packed = -(-size // 2) * width
-        last = size * width if encoding.bits == 8 else packed
-        return last + (batch - 1) * (packed + width) + width * itemsize
+        if encoding.bits == 8:
+            return size * width + (batch - 1) * (packed + width) + width * itemsize
+        units = -(-size // (2 * BLOCK)) * width
+        return batch * (packed + units) + width * itemsize
 
     @property
     def _statistics(self) -> int:

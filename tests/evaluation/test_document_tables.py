@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,19 @@ READ_BY = {
 }
 """Functions and tables -> the commands whose reports alone age with them."""
 
+SAME_BYTES: dict[str, tuple[str, ...]] = dict.fromkeys(
+    (  # units of blocks in 4 bits: in 8 bits as before, `test_in_8_bits_every_byte_is_that_of_the_published_reports`
+        "12576587f06f 2203e21813d6 565302ae9cc5 5a64f6300a59 5e682c5bee9b 5f6717fcbd88 664f36eb159e 720c94a6362a "
+        "ac8ad6b46aeb b732db281a7f bde01f2c4d66 "
+        "0f8b0e9a5a7d 4d24ce22910f 52eb38df9011 5d79e022e786 64131db38a28 7abeedfa35d5 8882c8ecf697 8e1aa00dbcd3 "
+        "9c8f89f7170a afa9799ccafb b263d8b3c494 b2f9daff8acd c2a32d37e267 c3745278770c c6bdbbb094dc c703f0cebf11 "
+        "c9cb12a2ea0c d764dc9fc9c1 dc7009e5438e dd983b218612 e81f85df66fe ebda71465660 "
+    ).split(),
+    ("bench records",),
+)
+"""Digests of statements, those before and those that took their place, which give reports of other commands every byte
+that they read, as a test shows -> the commands whose reports age."""
+
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
 
 
@@ -203,6 +217,7 @@ def changes(commit: str, command: str) -> list[str]:
     before = {name: statements(git("show", f"{commit}:{name}") or "", command) for name in python}
     now = {name: statements(text_of(ROOT / name), command) for name in python}
     differ = set().union(*before.values()) ^ set().union(*now.values())
+    differ = {part for part in differ if command in SAME_BYTES.get(digest(part), (command,))}
     return [name for name in names if name not in python or differ & (before[name] | now[name])]
 
 
@@ -221,16 +236,21 @@ def statements(text: str, command: str = "") -> set[str]:
     return {part for line in tree.body if is_read(line, command) for part in parts(line)}
 
 
+def digest(part: str) -> str:
+    """Of a statement."""
+    return sha256(part.encode()).hexdigest()[:12]
+
+
 def parts(line: ast.stmt) -> list[str]:
     """A class's decorators and members, an import's names, or the statement."""
     if isinstance(line, ast.ClassDef):
-        return [ast.dump(part) for part in (*line.decorator_list, *line.body)]
-    return names(line) if isinstance(line, ast.Import | ast.ImportFrom) else [ast.dump(line)]
+        return [ast.unparse(part) for part in (*line.decorator_list, *line.body)]
+    return names(line) if isinstance(line, ast.Import | ast.ImportFrom) else [ast.unparse(line)]
 
 
 def names(line: ast.Import | ast.ImportFrom) -> list[str]:
     """Of an import, each with its module."""
-    return [f"{getattr(line, 'module', '')}.{ast.dump(name)}" for name in line.names]
+    return [f"{getattr(line, 'module', '')}.{ast.unparse(name)}" for name in line.names]
 
 
 def is_own_import(line: ast.stmt) -> bool:
