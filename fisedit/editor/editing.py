@@ -298,15 +298,22 @@ class EditMixin(PreviewMixin):
         return self._pipeline.render_clip(requests, pads)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Keep what is made in a block if it comes to its end; whatever it raises, the editor is then as it was."""
-        before, current = [result.id for result in self.history], self.current.id
+    def transaction(self, *, keep: bool = True) -> Iterator[None]:
+        """Keep what is made in a block if it comes to its end; whatever it raises, the editor is then as it was.
+
+        Args:
+            keep: False leaves the editor as it was in any case.
+        """
+        before, current, redo_ids = {result.id for result in self.history}, self.current.id, self.history.redo_ids()
         try:
             yield
         except BaseException:
-            self.checkout(current)
-            added = [result for result in self.history if result.id not in before]
-            for result in added:
-                if result.parent is None or result.parent in before:  # what was made of it goes with it
-                    self.delete(result.id)
+            keep = False
             raise
+        finally:
+            if not keep:
+                self.checkout(current)
+                for result in [result for result in self.history if result.id not in before]:
+                    if result.parent is None or result.parent in before:  # what was made of it goes with it
+                        self.delete(result.id)
+                self.history.restore_redo(redo_ids)

@@ -143,8 +143,10 @@ READ_BY = {
     "TRITON_ROWS": (),  # for GPUs alone
     "NOTES": (),  # text
     **dict.fromkeys(("seam", "_boundary_step", "_score_mask"), ("bench quality",)),
+    **dict.fromkeys(("edit_frames", "render_clip", "run_clip"), ()),  # no command renders a clip
+    "transaction": (),  # what becomes of a failed block
 }
-"""Functions and tables -> the commands whose reports alone age with them."""
+"""Functions, members of classes and tables -> the commands whose reports alone age with them."""
 
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
 
@@ -218,13 +220,14 @@ def statements(text: str, command: str = "") -> set[str]:
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
             node.body = [line for line in body if not (is_text(line) or is_own_import(line) or is_for_types(line))]
-    return {part for line in tree.body if is_read(line, command) for part in parts(line)}
+    return {part for line in tree.body if is_read(line, command) for part in parts(line, command)}
 
 
-def parts(line: ast.stmt) -> list[str]:
-    """A class's decorators and members, an import's names, or the statement."""
+def parts(line: ast.stmt, command: str) -> list[str]:
+    """A class's decorators and the members that a command reads, an import's names, or the statement."""
     if isinstance(line, ast.ClassDef):
-        return [ast.dump(part) for part in (*line.decorator_list, *line.body)]
+        members = [part for part in line.body if is_read(part, command)]
+        return [ast.dump(part) for part in (*line.decorator_list, *members)]
     return names(line) if isinstance(line, ast.Import | ast.ImportFrom) else [ast.dump(line)]
 
 
@@ -266,6 +269,7 @@ def test_comments_docstrings_and_moves_age_no_report():
     assert statements("def seam(): return 1\nX = 1", "bench masks") == statements("X = 1")
     assert statements("def seam(): return 1\nX = 1", "bench quality") != statements("X = 1")
     assert statements("NOTES = 1\nTRITON_ROWS: int = 1", "bench quality") == set()
+    assert statements("class A:\n    def run_clip(self): return 1\n    X = 1") == statements("class A:\n    X = 1")
     member = "    def f(self): return 1\n"
     assert statements(f"class A(B):\n    X = 1\n\nclass B:\n{member}") == statements(f"class A:\n    X = 1\n{member}")
 
