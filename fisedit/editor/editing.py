@@ -281,8 +281,11 @@ class EditMixin(PreviewMixin):
             on_step: as in `edit`.
 
         Raises:
-            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
+            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`; MaskError also
+                where the region marks nothing, or the words concern the whole picture.
         """
+        if not drives:
+            raise InputError("drives must be one for every frame, got none; give at least one")
         if not self._engine.references.motion:
             raise AdapterError("frames attend to one another by motion modules, got none; call load_adapter first")
         requests = [

@@ -450,6 +450,18 @@ def test_frames_of_an_inpainting_model(pipelines, control, motion):
     assert all((frame[OUTSIDE] == still[OUTSIDE]).all() for frame in (first, second)) and (first != second).any()
 
 
+def test_frames_need_drives_and_a_part_of_the_picture(pipelines, control, motion):
+    editor = clip_editor(pipelines["demo"], control, motion)
+    nothing = Region.box(16, 16, 64, 64) & Region.box(80, 80, 99, 99)
+    with pytest.raises(InputError, match=r"^drives must be one for every frame, got none"):
+        editor.edit_frames(CAT, [], Region.box(16, 16, 64, 64))
+    with pytest.raises(MaskError, match=r"^the region of frames must be a part of the picture: nothing is left"):
+        editor.edit_frames(CAT, [Drive()], nothing)
+    with pytest.raises(MaskError, match=r"^the region of frames must be a part of the picture: .*watercolor.*; give"):
+        editor.edit_frames(f"{CAT}, watercolor painting", [Drive()], Region.words())
+    assert len(editor.history) == 1
+
+
 def test_motion_modules_are_for_clips(fisedit, model, motion):
     told = fisedit("generate", CAT, "--model", model, "--adapter", motion["v3"])
     told.refused("input", f"motion modules are for clips, got {motion['v3']} as an --adapter; see fisedit drive")
