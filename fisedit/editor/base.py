@@ -123,9 +123,8 @@ class EditorBase:
             references: reference pictures by their digests, shared with the editors that share the history, whose
                 results name them; None for its own.
         """
-        limit = self._trajectory_cache.max_bytes
-        editor = type(self)(self.pipe, model=self.model, vae=self.vae, max_recorded_bytes=limit)
-        editor._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
+        editor = type(self).__new__(type(self))  # `__init__` would make a pipeline that is thrown away
+        vars(editor).update(vars(self), _stores={}, _pipeline=self._pipeline.beside(history, references))
         return editor
 
     @property

@@ -143,10 +143,11 @@ READ_BY = {
     "TRITON_ROWS": (),  # for GPUs alone
     "NOTES": (),  # text
     **dict.fromkeys(("seam", "_boundary_step", "_score_mask"), ("bench quality",)),
-    **dict.fromkeys(("edit_frames", "render_clip", "run_clip"), ()),  # no command renders a clip
-    "transaction": (),  # what becomes of a failed block
+    **dict.fromkeys(("EditMixin.edit_frames", "EditPipeline.render_clip", "Engine.run_clip"), ()),  # clips
+    "EditMixin.transaction": (),  # what becomes of a failed block
+    "EditorBase.beside": (),  # what it gives an editor is told by EditPipeline.beside
 }
-"""Functions, members of classes and tables -> the commands whose reports alone age with them."""
+"""Functions, tables and members of classes -> the commands whose reports alone age with them."""
 
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
 
@@ -226,7 +227,7 @@ def statements(text: str, command: str = "") -> set[str]:
 def parts(line: ast.stmt, command: str) -> list[str]:
     """A class's decorators and the members that a command reads, an import's names, or the statement."""
     if isinstance(line, ast.ClassDef):
-        members = [part for part in line.body if is_read(part, command)]
+        members = [part for part in line.body if is_read(part, command, f"{line.name}.")]
         return [ast.dump(part) for part in (*line.decorator_list, *members)]
     return names(line) if isinstance(line, ast.Import | ast.ImportFrom) else [ast.dump(line)]
 
@@ -246,10 +247,10 @@ def is_for_types(line: ast.stmt) -> bool:
     return isinstance(line, ast.If) and isinstance(line.test, ast.Name) and line.test.id == "TYPE_CHECKING"
 
 
-def is_read(line: ast.stmt, command: str) -> bool:
-    """Whether a command's reports depend on a statement, by `READ_BY`."""
+def is_read(line: ast.stmt, command: str, owner: str = "") -> bool:
+    """Whether a command's reports depend on a statement, by `READ_BY`; of a class's member, the class is the owner."""
     target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
-    name = getattr(line, "name", getattr(target, "id", ""))
+    name = owner + getattr(line, "name", getattr(target, "id", ""))
     return command in READ_BY.get(name, (command,))
 
 
@@ -269,7 +270,9 @@ def test_comments_docstrings_and_moves_age_no_report():
     assert statements("def seam(): return 1\nX = 1", "bench masks") == statements("X = 1")
     assert statements("def seam(): return 1\nX = 1", "bench quality") != statements("X = 1")
     assert statements("NOTES = 1\nTRITON_ROWS: int = 1", "bench quality") == set()
-    assert statements("class A:\n    def run_clip(self): return 1\n    X = 1") == statements("class A:\n    X = 1")
+    clip = "    def run_clip(self): return 1\n"
+    assert statements(f"class Engine:\n{clip}    X = 1") == statements("class Engine:\n    X = 1")
+    assert statements(f"class A:\n{clip}    X = 1") != statements("class A:\n    X = 1")
     member = "    def f(self): return 1\n"
     assert statements(f"class A(B):\n    X = 1\n\nclass B:\n{member}") == statements(f"class A:\n    X = 1\n{member}")
 
