@@ -93,7 +93,8 @@ class EditorBase:
             max_recorded_bytes: of recorded features in the device's memory; see `Editor`.
             max_host_bytes: of those in the host's memory; see `Editor`.
             max_disk_bytes: of those on disk; see `Editor`.
-            graphs: capture sparse steps as CUDA graphs; None where that can be done.
+            graphs: replay sparse steps from captured graphs; None for what FISEDIT_GRAPHS says, or else on CUDA; see
+                `Editor`.
             cache_dtype: what recorded features are kept in; see `Editor`.
 
         Raises:

@@ -136,7 +136,7 @@ class EditMixin(PreviewMixin):
             grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
             instance: which component of the mask to edit alone, counted from the left and from 0.
-            mask_method: one of `masking.localize.METHODS`, for comparison.
+            mask_method: one of `masking.mask_options.METHODS`, for comparison.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             structure: how long, inside the mask, the words that stay attend as they did in the picture and
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.

@@ -47,9 +47,7 @@ StepCallback = Callable[[int, int, Tensor], None]
 
 
 class Engine(DenseSteps):
-    """Denoises with one model; stateless between calls, so that several editors may share it. Arguments as in
-    `EngineBase`.
-    """
+    """Denoises with one model, for one editor. Arguments as in `EngineBase`."""
 
     @torch.inference_mode()
     def run_dense(
