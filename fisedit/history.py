@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
@@ -162,14 +162,17 @@ class History(Sequence[EditResult]):
             result = self._results[result.parent]
         return self.current
 
-    @contextmanager
-    def keep_redo(self) -> Iterator[None]:
-        """Let redo go where it went before the block, whatever is added and deleted in it."""
-        visited = dict(self._visited)
-        try:
-            yield
-        finally:
-            self._visited = {parent: child for parent, child in visited.items() if child in self._results}
+    def redo_ids(self) -> dict[str, str]:
+        """The child to which redo goes from every result that has one; for `restore_redo`."""
+        return dict(self._visited)
+
+    def restore_redo(self, redo_ids: Mapping[str, str]) -> None:
+        """Let redo go where it went before, whatever was added and deleted since.
+
+        Args:
+            redo_ids: what `redo_ids` returned then.
+        """
+        self._visited = {parent: child for parent, child in redo_ids.items() if child in self._results}
 
     def delete(self, result_id: str) -> tuple[str, ...]:
         """Remove a result and all that was made from it; its parent becomes current where the current one is gone.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from fisedit.edit_requests import EditRequest
-from fisedit.errors import ModelError, PageError
+from fisedit.errors import MaskError, ModelError, PageError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected
 from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
@@ -135,10 +135,16 @@ class EditPipeline(Renderer):
         Args:
             requests: edits of one result, planned alike: they differ in what adapters read.
             pads: as in `References.clip_conditions`.
+
+        Raises:
+            MaskError: the region marks nothing, or the words concern the whole picture.
         """
         first = requests[0]
         with self.history.mark_in_use(first.parent):
             plan = self.plan(replace(first, is_frame=True))
+            if not plan.dilation:
+                why = plan.skip_reason or plan.fallback
+                raise MaskError(f"the region of frames must be a part of the picture: {why}; give a mask")
             return self.again_if_damaged(first, partial(self._render_clip, requests, plan, pads))
 
     def _render_clip(self, requests: Sequence[EditRequest], plan: EditPlan, pads: Sequence[Image]) -> list[Image]:

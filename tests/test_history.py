@@ -97,13 +97,14 @@ def test_redo_can_be_kept_over_what_is_added_and_deleted():
     for number, parent in enumerate((None, "0", "0")):
         history.add(replace(first, id=str(number), parent=parent))
     history.undo()
-    with history.keep_redo():
-        history.add(replace(first, id="3", parent="0"))
-        history.delete("3")
-        assert history.redo_id is None
+    redo_ids = history.redo_ids()
+    history.add(replace(first, id="3", parent="0"))
+    history.delete("3")
+    assert history.redo_id is None
+    history.restore_redo(redo_ids)
     assert history.redo_id == "2"
-    with history.keep_redo():
-        history.delete("2")
+    history.delete("2")
+    history.restore_redo(redo_ids)
     assert history.redo_id is None
 
 

@@ -7,8 +7,7 @@ each rendered by itself. Knows the editor; no files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -104,21 +103,8 @@ class FrameRenderer:
         return [ends[window.first], ends[window.last]]
 
     def _frame(self, i: int, on_step: OnStep | None) -> Image:
-        with _forgotten(self.editor):
+        with self.editor.transaction(keep=False):
             made = self.editor.edit(
                 self.prompt, region=self.region, drive=self.drives[i], verify=False, on_step=on_step, **self.options
             )
         return made.image
-
-
-@contextmanager
-def _forgotten(editor: Editor) -> Iterator[None]:
-    """Forget what is made in the block, also where it fails; the current picture and redo are as before."""
-    before, current = {result.id for result in editor.history}, editor.current.id
-    with editor.history.keep_redo():
-        try:
-            yield
-        finally:
-            editor.checkout(current)
-            for result in [result for result in editor.history if result.id not in before]:
-                editor.delete(result.id)

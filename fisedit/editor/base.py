@@ -93,7 +93,8 @@ class EditorBase:
             max_recorded_bytes: of recorded features in the device's memory; see `Editor`.
             max_host_bytes: of those in the host's memory; see `Editor`.
             max_disk_bytes: of those on disk; see `Editor`.
-            graphs: capture sparse steps as CUDA graphs; None where that can be done.
+            graphs: replay sparse steps from captured graphs; None for what FISEDIT_GRAPHS says, or else on CUDA; see
+                `Editor`.
             cache_dtype: what recorded features are kept in; see `Editor`.
 
         Raises:
@@ -123,9 +124,8 @@ class EditorBase:
             references: reference pictures by their digests, shared with the editors that share the history, whose
                 results name them; None for its own.
         """
-        limit = self._trajectory_cache.max_bytes
-        editor = type(self)(self.pipe, model=self.model, vae=self.vae, max_recorded_bytes=limit)
-        editor._pipeline = self._pipeline.beside(history, references)  # noqa: SLF001 (of its own class)
+        editor = type(self).__new__(type(self))  # `__init__` would make a pipeline that is thrown away
+        vars(editor).update(vars(self), _stores={}, _pipeline=self._pipeline.beside(history, references))
         return editor
 
     @property

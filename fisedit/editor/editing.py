@@ -136,7 +136,7 @@ class EditMixin(PreviewMixin):
             grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
             instance: which component of the mask to edit alone, counted from the left and from 0.
-            mask_method: one of `masking.localize.METHODS`, for comparison.
+            mask_method: one of `masking.mask_options.METHODS`, for comparison.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             structure: how long, inside the mask, the words that stay attend as they did in the picture and
                 self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
@@ -281,8 +281,11 @@ class EditMixin(PreviewMixin):
             on_step: as in `edit`.
 
         Raises:
-            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
+            SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`; MaskError also
+                where the region marks nothing, or the words concern the whole picture.
         """
+        if not drives:
+            raise InputError("drives must be one for every frame, got none; give at least one")
         if not self._engine.references.motion:
             raise AdapterError("frames attend to one another by motion modules, got none; call load_adapter first")
         requests = [
@@ -298,15 +301,22 @@ class EditMixin(PreviewMixin):
         return self._pipeline.render_clip(requests, pads)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Keep what is made in a block if it comes to its end; whatever it raises, the editor is then as it was."""
-        before, current = [result.id for result in self.history], self.current.id
+    def transaction(self, *, keep: bool = True) -> Iterator[None]:
+        """Keep what is made in a block if it comes to its end; whatever it raises, the editor is then as it was.
+
+        Args:
+            keep: False leaves the editor as it was in any case.
+        """
+        before, current, redo_ids = {result.id for result in self.history}, self.current.id, self.history.redo_ids()
         try:
             yield
         except BaseException:
-            self.checkout(current)
-            added = [result for result in self.history if result.id not in before]
-            for result in added:
-                if result.parent is None or result.parent in before:  # what was made of it goes with it
-                    self.delete(result.id)
+            keep = False
             raise
+        finally:
+            if not keep:
+                self.checkout(current)
+                for result in [result for result in self.history if result.id not in before]:
+                    if result.parent is None or result.parent in before:  # what was made of it goes with it
+                        self.delete(result.id)
+                self.history.restore_redo(redo_ids)

@@ -60,7 +60,7 @@ class Preview:
 
     @property
     def confidence(self) -> float:
-        """How well the attention separated inside from outside, 0 to 1."""
+        """Of the mask, 0 to 1; see `EditMask`."""
         return self.mask.confidence
 
     @property
@@ -106,7 +106,7 @@ class PreviewMixin(EditorBase):
             grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
             instance: which component of the mask to edit alone, counted from the left and from 0.
-            mask_method: one of `masking.localize.METHODS`.
+            mask_method: one of `masking.mask_options.METHODS`.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             strength: share of the steps to run, above 0 to 1, from the last.
             seed: of other noise inside the mask, as in `edit`.

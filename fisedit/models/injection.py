@@ -39,12 +39,14 @@ def _lock_of(owner: object) -> Any:
 
 @contextmanager
 def exclusive(*owners: object) -> Iterator[None]:
-    """Let one thread at a time use models, tokenizers or histories, which keep state and may be shared by editors.
+    """Let one thread at a time use models, tokenizers, histories or references, which keep state and may be shared by
+    editors or threads.
 
-    Re-entrant. Several are locked in this order: UNet, autoencoder, text encoder, tokenizer, history.
+    Re-entrant. Several are locked in this order: UNet, autoencoder, text encoder, tokenizer, history. A preview's
+    autoencoder and an engine's `References` are locked by themselves.
 
     Args:
-        owners: the root modules, tokenizers or histories to lock, compared by identity.
+        owners: the root modules, tokenizers, histories or references to lock, compared by identity.
     """
     with ExitStack() as stack:
         for owner in owners:

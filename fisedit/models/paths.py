@@ -130,7 +130,7 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
     """
     path = locate(model)
     if path is None:
-        commit = _snapshot(str(model), ["model_index.json"], local_files_only).name
+        commit = download_files(str(model), ["model_index.json"], local_files_only=local_files_only).name
         return f"{model}@{commit}"
     files = [path] if path.is_file() else sorted(filter(_is_read_by_loaders, path.glob("**/*")))
     digest = hashlib.sha256()
@@ -166,11 +166,11 @@ def download_model(
     Raises:
         ModelError: The model is not available, or does not pass `check`.
     """
-    folder = _snapshot(model_id, CONFIG_PATTERNS, local_files_only)
+    folder = download_files(model_id, CONFIG_PATTERNS, local_files_only=local_files_only)
     check(folder)
     for variant in ("", ".fp16"):
         names = [f"{part}/{stem}{variant}.safetensors" for part, stem in stems.items()]
-        folder = _snapshot(model_id, [*CONFIG_PATTERNS, *names], local_files_only)
+        folder = download_files(model_id, [*CONFIG_PATTERNS, *names], local_files_only=local_files_only)
         if all((folder / name).is_file() for name in names):
             return folder
     raise ModelError(
@@ -220,10 +220,6 @@ def download_files(model_id: str, patterns: list[str], *, local_files_only: bool
     Raises:
         ModelError: They are not available.
     """
-    return _snapshot(model_id, patterns, local_files_only)
-
-
-def _snapshot(model_id: str, patterns: list[str], local_files_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -15,6 +15,7 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 
+from fisedit.models.device import write_count
 from fisedit.models.injection import exclusive
 from fisedit.models.validation import INPAINTING_CHANNELS
 from fisedit.values import LATENT_FACTOR
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from fisedit.values import BoolGrid
 
-_fits: WeakKeyDictionary[AutoencoderKL, Tensor] = WeakKeyDictionary()
+_fits: WeakKeyDictionary[AutoencoderKL, tuple[object, Tensor]] = WeakKeyDictionary()
+"""Maps from latents to colours, with the device and the weights that they were fitted with."""
 
 
 @torch.inference_mode()
@@ -95,10 +97,12 @@ def _decoded_preview(tiny: AutoencoderTiny, latents: Tensor) -> Image.Image:
 
 
 def _fitted_preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
-    """By a linear map from latents to colours that is fitted once to decoded noise."""
-    fit = _fits.get(vae)
-    if fit is None:
-        fit = _fits[vae] = _fitted(vae)
+    """By a linear map from latents to colours that is fitted to decoded noise, again where the weights are others."""
+    fitted_with = vae.device, vae.dtype, sum(map(write_count, vae.parameters()))
+    known, fit = _fits.get(vae, (None, None))
+    if fit is None or known != fitted_with:
+        fit = _fitted(vae)
+        _fits[vae] = fitted_with, fit
     colours = _append_ones(latents) @ fit
     pixels = (colours.clamp(0, 1) * 255).round().byte().view(*latents.shape[-2:], 3)
     return Image.fromarray(pixels.cpu().numpy())

@@ -47,9 +47,7 @@ StepCallback = Callable[[int, int, Tensor], None]
 
 
 class Engine(DenseSteps):
-    """Denoises with one model; stateless between calls, so that several editors may share it. Arguments as in
-    `EngineBase`.
-    """
+    """Denoises with one model, for one editor. Arguments as in `EngineBase`."""
 
     @torch.inference_mode()
     def run_dense(
@@ -238,11 +236,13 @@ class Engine(DenseSteps):
         sampler = self.sampler(edit.config, source, noises=blend.noises())
         Trajectory(edit.config).copy_first_steps(source, edit.start, sampler)
         latents = blend.first(sampler).expand(count, -1, -1, -1)
+        read = [e.inpaint_inputs for e in edits if e.inpaint_inputs is not None]
+        inpaint_inputs = torch.cat(read) if read else None
         with self.tiers.reads(source.features, edit.start) as reads:
             for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
                 callback(i, len(sampler.timesteps), sampler.estimate[:1])
                 reads.at(i)
-                x, timestep_cond = self._inputs(sampler, edit.config, latents, t, edit.inpaint_inputs)
+                x, timestep_cond = self._inputs(sampler, edit.config, latents, t, inpaint_inputs)
                 overlay = FeatureOverlay(RepeatedFeatures(source.features[i], count), plans[i])
                 stack = AdapterStack(conditions(i))
                 with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class EngineBase:
-    """A pipeline and its executor; stateless between calls, so that several editors may share it.
+    """A pipeline and its executor, for one editor: references, cost table and coefficients stay from call to call.
+
+    Editors beside one another have one each, and share graphs and tiers.
 
     Args:
         pipe: the model.

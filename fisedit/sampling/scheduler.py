@@ -120,12 +120,12 @@ class Sampler:
         return result
 
     def step(self, prediction: Tensor, timestep: Tensor, latents: Tensor) -> Tensor:
-        """The next latents [1, C, h, w].
+        """The next latents [E, C, h, w], of E edits or frames that share the steps.
 
         Args:
-            prediction: the guided prediction [1, C, h, w].
+            prediction: the guided prediction [E, C, h, w].
             timestep: scalar, of this step.
-            latents: [1, C, h, w] before the step.
+            latents: [E, C, h, w] before the step.
 
         Raises:
             NumericsError: the model predicted NaN or infinity.

@@ -72,7 +72,7 @@ class TrajectoryCache:
         return TrajectoryCache(self.max_bytes, self.tiers)
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Drop results and what lies over them: a trajectory goes with all that needs it."""
+        """Drop results; those whose trajectories lie over theirs must be among them."""
         for key in keys:
             self._entries.pop(key, None)
             self._parents.pop(key, None)

@@ -358,8 +358,8 @@ def apply_guidance(prediction: Tensor, scale: float | None) -> Tensor:
 
 
 def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: int = 1100) -> frozenset[str]:
-    """Query projections that masks are made from: those of maps with at most `limit` positions but more than 1 / 16 of
-    the finest such map.
+    """Query projections that masks are made from: those of maps with at most `limit` positions, but at least a quarter
+    of the finest such map.
 
     Args:
         sites: the UNet's.

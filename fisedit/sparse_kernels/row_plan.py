@@ -1,7 +1,7 @@
 """Sparse plans: which rows of every level an edit computes, which it reads, and the kernel maps of 3x3 convs.
 
 Knows index arithmetic only: no features, no model, no mask making. Features of active positions are kept as compact
-matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built cells.
+matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built here.
 """
 
 from __future__ import annotations

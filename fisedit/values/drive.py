@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fisedit.errors import InputError
+from fisedit.errors import InputError, as_text
 
 _EYE = ("Blink", "LookDown", "LookIn", "LookOut", "LookUp", "Squint", "Wide")
 _MOUTH = (
@@ -116,14 +116,14 @@ class Drive:
         """A drive from its JSON. Raises InputError for anything else."""
         names = [each.name for each in fields(cls)]
         if not isinstance(value, Mapping) or not value or value.keys() - set(names):
-            raise InputError(f"a drive must be a JSON object of {', '.join(names)}, got {value!r:.80}")
+            raise InputError(f"a drive must be a JSON object of {', '.join(names)}, got {as_text(value)}")
         given = dict(value)
         if isinstance(given.get("face"), str):
             given["face"] = _decode_face(given["face"])
         for name, each in given.items():
             plain = list(each.values()) if isinstance(each, Mapping) and name == "expression" else each
             if not isinstance(plain, list | tuple) or any(type(one) not in (int, float) for one in plain):
-                raise InputError(f"a drive's {name} must be a list of numbers, got {each!r:.80}")
+                raise InputError(f"a drive's {name} must be a list of numbers, got {as_text(each)}")
         return cls(**given)
 
 
@@ -131,7 +131,7 @@ def _numbers(name: str, given: Any, count: int, *, needed: bool = False) -> tupl
     try:
         found = tuple(float(value) for value in given)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"a drive's {name} must be {count} numbers, got {_shown(given)}") from error
+        raise InputError(f"a drive's {name} must be {count} numbers, got {as_text(given)}") from error
     if (found or needed) and len(found) != count:
         raise InputError(f"a drive's {name} must be {count} numbers, got {len(found)}")
     for value in found:
@@ -141,18 +141,11 @@ def _numbers(name: str, given: Any, count: int, *, needed: bool = False) -> tupl
     return found
 
 
-def _shown(given: Any) -> str:
-    try:
-        return f"{given!r:.80}"
-    except ValueError:  # an integer of thousands of digits
-        return "a number of thousands of digits"
-
-
 def _decode_face(text: str) -> list[float]:
     try:
         levels = np.frombuffer(b64decode(text, validate=True), np.float16)
     except ValueError as error:
-        raise InputError(f"a drive's face must be base64 of 16-bit floats, got {text!r:.40}") from error
+        raise InputError(f"a drive's face must be base64 of 16-bit floats, got {as_text(text, 40)}") from error
     return [float(level) for level in levels]
 
 
@@ -162,14 +155,15 @@ def _named(given: Mapping[str, Any]) -> list[Any]:
     found: list[Any] = [0.0] * len(EXPRESSIONS)
     seen = set[str]()
     for name, value in given.items():
-        plain = re.sub(r"_([lr])$", lambda end: {"l": "left", "r": "right"}[end[1]], str(name).lower())
+        spelled = name if isinstance(name, str) else as_text(name)
+        plain = re.sub(r"_([lr])$", lambda end: {"l": "left", "r": "right"}[end[1]], spelled.lower())
         if plain in known and plain in seen:
-            raise InputError(f"the coefficient {name!r:.40} of an expression is given twice; leave one out")
+            raise InputError(f"the coefficient {as_text(name, 40)} of an expression is given twice; leave one out")
         if plain in known:
             seen.add(plain)
             found[known[plain]] = value
         elif plain not in _UNREAD:
             close = difflib.get_close_matches(plain, known, 1)
             meant = f"did you mean {EXPRESSIONS[known[close[0]]]}?" if close else "see fisedit.values.drive.EXPRESSIONS"
-            raise InputError(f"no coefficient of an expression is named {name!r:.40}; {meant}")
+            raise InputError(f"no coefficient of an expression is named {as_text(name, 40)}; {meant}")
     return found

@@ -240,7 +240,9 @@ def test_a_hub_id_is_fetched_by_the_hubs_own_client(unet, tmp_path, monkeypatch)
     """The configuration first, and weights only for a kind that is ours."""
     asked = []
     save_adapter(lively(unet, "v3"), tmp_path)
-    monkeypatch.setattr(paths, "_snapshot", lambda name, wanted, local: asked.append((name, wanted, local)) or tmp_path)
+    monkeypatch.setattr(
+        paths, "download_files", lambda *told, local_files_only: asked.append((*told, local_files_only)) or tmp_path
+    )
     monkeypatch.chdir(tmp_path)
     assert load_adapter("songkey/hm3_reference", local_files_only=True).family.name == "v3"
     assert asked == [

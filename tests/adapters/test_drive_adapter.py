@@ -339,6 +339,15 @@ def test_drives_are_values():
     for value in (10**400, -(10**5000)):
         with pytest.raises(InputError, match="pose must be 6 numbers"):
             Drive.from_dict({"pose": [value] * 6})
+    huge = 10**5000
+    for value, message in (
+        (huge, "must be a JSON object of .*, got a int that is too large to print"),
+        ({"pose": huge}, "pose must be a list of numbers, got a int that is too large"),
+        ({"expression": {"jawOpen": [huge]}}, "expression must be a list of numbers, got a dict that is too large"),
+        ({"expression": {huge: 1}}, "no coefficient of an expression is named a int that is too large to print;"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Drive.from_dict(value)
     with pytest.raises(InputError, match="'eyeBlink_L' of an expression is given twice"):
         Drive(expression={"eyeBlinkLeft": 0, "eyeBlink_L": 1})
 

@@ -20,6 +20,7 @@ from fisedit.clips import frames, render
 from fisedit.clips.drives import MAX_FRAMES, read_drives
 from fisedit.errors import AdapterError, Cancelled, InputError, MaskError
 from tests.support.adapters import filled
+from tests.support.inpainting import inpainting
 from tests.support.motion import reader_of
 
 CAT = "a cat and a cake on a beach"
@@ -430,6 +431,35 @@ def test_frames_need_motion_modules(pipelines, control):
     editor.generate(CAT, num_inference_steps=2)
     with pytest.raises(AdapterError, match=r"^frames attend to one another by motion modules, got none"):
         editor.edit_frames(CAT, [Drive()], Region.box(16, 16, 64, 64))
+
+
+def clip_editor(pipe, control, motion):
+    """An editor with a source, on which frames attend to one another."""
+    editor = Editor(pipe, model="demo")
+    editor.load_adapter(control)
+    editor.load_adapter(motion["animatediff"])
+    editor.generate(CAT, num_inference_steps=2)
+    return editor
+
+
+def test_frames_of_an_inpainting_model(pipelines, control, motion):
+    editor = clip_editor(inpainting(pipelines["demo"]), control, motion)
+    drives = [Drive((0, 20 * i, 0, 0, 0, 0.4)) for i in range(2)]
+    first, second = map(np.asarray, editor.edit_frames(CAT, drives, Region.box(16, 16, 64, 64)))
+    still = np.asarray(editor.current.image)
+    assert all((frame[OUTSIDE] == still[OUTSIDE]).all() for frame in (first, second)) and (first != second).any()
+
+
+def test_frames_need_drives_and_a_part_of_the_picture(pipelines, control, motion):
+    editor = clip_editor(pipelines["demo"], control, motion)
+    nothing = Region.box(16, 16, 64, 64) & Region.box(80, 80, 99, 99)
+    with pytest.raises(InputError, match=r"^drives must be one for every frame, got none"):
+        editor.edit_frames(CAT, [], Region.box(16, 16, 64, 64))
+    with pytest.raises(MaskError, match=r"^the region of frames must be a part of the picture: nothing is left"):
+        editor.edit_frames(CAT, [Drive()], nothing)
+    with pytest.raises(MaskError, match=r"^the region of frames must be a part of the picture: .*watercolor.*; give"):
+        editor.edit_frames(f"{CAT}, watercolor painting", [Drive()], Region.words())
+    assert len(editor.history) == 1
 
 
 def test_motion_modules_are_for_clips(fisedit, model, motion):

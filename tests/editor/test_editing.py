@@ -190,3 +190,28 @@ def test_on_step_sees_progress_and_may_cancel(editor, source):
     with pytest.raises(Cancelled, match="enough"):
         editor.generate(BIRD, on_step=cancel)
     assert len(editor.history) == 2
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_failed_transaction_leaves_redo_as_it_was(editor, source, keep):
+    edit = editor.edit(DOG, mask=SQUARE, growth=1)
+    editor.undo()
+
+    def edit_twice():
+        with editor.transaction(keep=keep):
+            editor.edit(BIRD, mask=SQUARE, growth=1)
+            editor.edit(CAT, mask=SQUARE, growth=1)
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        edit_twice()
+    assert list(editor.history) == [source, edit] and editor.current is source and editor.redo() is edit
+
+
+def test_a_transaction_keeps_what_is_made_if_it_is_to(editor, source):
+    with editor.transaction(keep=False):
+        editor.edit(DOG, mask=SQUARE, growth=1)
+    assert list(editor.history) == [source]
+    with editor.transaction():
+        edit = editor.edit(DOG, mask=SQUARE, growth=1)
+    assert editor.undo() is source and editor.redo() is edit

@@ -17,6 +17,7 @@ from PIL import Image
 
 from fisedit import Cancelled, Editor
 from fisedit.errors import AdapterError, InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
+from fisedit.pipeline import EditPipeline
 from fisedit.storage.canvas import to_editable
 from fisedit.storage.session_store import SessionStore
 from fisedit.values import SavedAdapter
@@ -414,6 +415,20 @@ def test_metadata_of_another_editors_result_are_refused(editor):
     other.generate(DOG, **QUICK)
     with pytest.raises(SessionError, match="another editor"):
         editor.metadata(other.current)
+
+
+def test_an_editor_beside_another_makes_one_pipeline_and_has_sessions_of_its_own(pipelines, monkeypatch, tmp_path):
+    editor = Editor(pipelines["shallow"], model="demo")
+    editor.generate(CAT, **QUICK)
+    editor.save(tmp_path / "session")
+    made, init = [], EditPipeline.__init__
+    monkeypatch.setattr(EditPipeline, "__init__", lambda self, *given: made.append(self) or init(self, *given))
+    other = editor.beside()
+    assert made == [other._pipeline] and (other.pipe, other.model) == (editor.pipe, editor.model)
+    assert not len(other.history) and other.max_recorded_bytes == editor.max_recorded_bytes
+    other.generate(DOG, **QUICK)
+    with pytest.raises(SessionError, match="another session"):
+        other.save(tmp_path / "session")
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])

@@ -144,8 +144,11 @@ READ_BY = {
     "TRITON_ROWS": (),  # for GPUs alone
     "NOTES": (),  # text
     **dict.fromkeys(("seam", "_boundary_step", "_score_mask"), ("bench quality",)),
+    **dict.fromkeys(("EditMixin.edit_frames", "EditPipeline.render_clip", "Engine.run_clip"), ()),  # clips
+    "EditMixin.transaction": (),  # what becomes of a failed block
+    "EditorBase.beside": (),  # what it gives an editor is told by EditPipeline.beside
 }
-"""Functions and tables -> the commands whose reports alone age with them."""
+"""Functions, tables and members of classes -> the commands whose reports alone age with them."""
 
 SAME_BYTES: dict[str, tuple[str, ...]] = dict.fromkeys(
     (  # units of blocks in 4 bits: in 8 bits as before, `test_in_8_bits_every_byte_is_that_of_the_published_reports`
@@ -233,7 +236,7 @@ def statements(text: str, command: str = "") -> set[str]:
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
             node.body = [line for line in body if not (is_text(line) or is_own_import(line) or is_for_types(line))]
-    return {part for line in tree.body if is_read(line, command) for part in parts(line)}
+    return {part for line in tree.body if is_read(line, command) for part in parts(line, command)}
 
 
 def digest(part: str) -> str:
@@ -241,10 +244,11 @@ def digest(part: str) -> str:
     return sha256(part.encode()).hexdigest()[:12]
 
 
-def parts(line: ast.stmt) -> list[str]:
-    """A class's decorators and members, an import's names, or the statement."""
+def parts(line: ast.stmt, command: str) -> list[str]:
+    """A class's decorators and the members that a command reads, an import's names, or the statement."""
     if isinstance(line, ast.ClassDef):
-        return [ast.unparse(part) for part in (*line.decorator_list, *line.body)]
+        members = [part for part in line.body if is_read(part, command, f"{line.name}.")]
+        return [ast.unparse(part) for part in (*line.decorator_list, *members)]
     return names(line) if isinstance(line, ast.Import | ast.ImportFrom) else [ast.unparse(line)]
 
 
@@ -263,10 +267,10 @@ def is_for_types(line: ast.stmt) -> bool:
     return isinstance(line, ast.If) and isinstance(line.test, ast.Name) and line.test.id == "TYPE_CHECKING"
 
 
-def is_read(line: ast.stmt, command: str) -> bool:
-    """Whether a command's reports depend on a statement, by `READ_BY`."""
+def is_read(line: ast.stmt, command: str, owner: str = "") -> bool:
+    """Whether a command's reports depend on a statement, by `READ_BY`; of a class's member, the class is the owner."""
     target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
-    name = getattr(line, "name", getattr(target, "id", ""))
+    name = owner + getattr(line, "name", getattr(target, "id", ""))
     return command in READ_BY.get(name, (command,))
 
 
@@ -286,6 +290,9 @@ def test_comments_docstrings_and_moves_age_no_report():
     assert statements("def seam(): return 1\nX = 1", "bench masks") == statements("X = 1")
     assert statements("def seam(): return 1\nX = 1", "bench quality") != statements("X = 1")
     assert statements("NOTES = 1\nTRITON_ROWS: int = 1", "bench quality") == set()
+    clip = "    def run_clip(self): return 1\n"
+    assert statements(f"class Engine:\n{clip}    X = 1") == statements("class Engine:\n    X = 1")
+    assert statements(f"class A:\n{clip}    X = 1") != statements("class A:\n    X = 1")
     member = "    def f(self): return 1\n"
     assert statements(f"class A(B):\n    X = 1\n\nclass B:\n{member}") == statements(f"class A:\n    X = 1\n{member}")
 

@@ -192,7 +192,9 @@ class TestTheHub:
         asked = []
         for file in folder.rglob("*.safetensors"):
             file.rename(file.with_suffix(f"{variant}.safetensors"))
-        monkeypatch.setattr(paths, "_snapshot", lambda *told: asked.append(told) or folder)
+        monkeypatch.setattr(
+            paths, "download_files", lambda *told, local_files_only: asked.append((*told, local_files_only)) or folder
+        )
         assert same_weights(loader.load("owner/model", local_files_only=True), loader.load(model))
         (first, texts, _), *later = asked
         assert first == "owner/model" and not any(pattern.endswith(".safetensors") for pattern in texts)
@@ -200,7 +202,7 @@ class TestTheHub:
         assert [name for name in later[-1][1] if name.endswith(f"{variant}.safetensors")]
 
     def test_a_hub_model_of_another_kind_or_pickled(self, folder, monkeypatch):
-        monkeypatch.setattr(paths, "_snapshot", lambda *told: asked.append(told) or folder)
+        monkeypatch.setattr(paths, "download_files", lambda *told, **_: asked.append(told) or folder)
         asked: list[tuple[object, ...]] = []
         (folder / UNET).unlink()
         refused("owner/model", "owner/model on the hub", ".safetensors", "pickled")

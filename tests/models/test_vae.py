@@ -10,9 +10,11 @@ from diffusers.image_processor import VaeImageProcessor
 
 from fisedit import Editor
 from fisedit.errors import ModelError
+from fisedit.models import vae
 from fisedit.models.loader import load
 from fisedit.models.vae import preview
 from tests.support.edits import CAT
+from tests.support.pipelines import build_pipeline
 
 OFFLINE = {"device": "cpu", "dtype": "fp32", "local_files_only": True}
 
@@ -42,6 +44,20 @@ def test_a_tiny_autoencoder_decodes_what_on_step_gets(model, tmp_path):
 
 def test_without_one_a_preview_has_a_pixel_for_each_cell(pipelines):
     assert preview(pipelines["demo"], torch.zeros(1, 4, 8, 9)).size == (9, 8)
+
+
+def test_previews_follow_the_weights_and_their_device(monkeypatch):
+    pipe, latents = build_pipeline("shallow"), torch.zeros(1, 4, 8, 9)
+    before = np.asarray(preview(pipe, latents))
+    with torch.no_grad():
+        pipe.vae.decoder.conv_out.bias += 0.5
+    assert (np.asarray(preview(pipe, latents)) > before).any()
+    fitted = []
+    monkeypatch.setattr(vae, "_fitted", lambda own: fitted.append(own.device) or torch.zeros(5, 3))
+    monkeypatch.setattr(type(pipe.vae), "device", torch.device("meta"))
+    for _ in range(2):
+        preview(pipe, latents)
+    assert fitted == [torch.device("meta")]
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,9 @@ class TestRemake:
     def test_a_picture_brings_no_model_from_the_network(self, editor, monkeypatch):
         editor.generate(CAT, **QUICK)
         editor.model, asked = "some/body", []
-        monkeypatch.setattr(paths, "_snapshot", lambda *wanted: asked.append(wanted[-1]) or _missing())
+        monkeypatch.setattr(
+            paths, "download_files", lambda *_, local_files_only: asked.append(local_files_only) or _missing()
+        )
         with pytest.raises(ModelError):
             Editor.remake(written(editor))
         assert asked == [True], "what is on this machine, alone"
