@@ -119,6 +119,28 @@ def test_a_newer_one_stops_it(state, session, monkeypatch):
     assert isinstance(seen[-1], Cancelled) or seen[-1].result is not None  # it may have ended just before
 
 
+def test_an_older_one_that_waited_leaves_the_newer_one(state, session, monkeypatch):
+    made(state, session)
+    begin_work, newer = session.begin_work, []
+
+    def begin_after_the_newer_one(kind):
+        monkeypatch.undo()
+        newer.append(last(edit_live(state, session, FOX)))
+        begin_work(kind)
+
+    monkeypatch.setattr(session, "begin_work", begin_after_the_newer_one)
+    with pytest.raises(Cancelled, match="newer"):
+        list(edit_live(state, session, DOG))
+    assert session.live.result_id == newer[0].id in ids(session)
+
+
+def test_redo_goes_where_it_went_before_it(state, session):
+    source, edit = made(state, session), last(handlers.edit(state, session, DOG))
+    assert history.undo(session) is source
+    last(edit_live(state, session, FOX))
+    assert session.history.redo_id == edit.id and history.redo(session) is edit
+
+
 def test_a_preview_waits_for_it(state, session):
     made(state, session)
     live, found = edit_live(state, session, DOG), []
