@@ -127,12 +127,15 @@ class RunEvents(PageEvents):
         try:
             session = self.session(request)
             if not len(session.history) or printable(prompt) in ("", session.current.prompt):
-                if session.live is not None:
+                if session.live_request is not None and not session.running:
+                    session.live_request = None
                     yield {page.stage: gr.update(live=""), page.status: ""}
                 return
             conditions, region = inputs.conditions_of(*values)
             where = inputs.region(session, prompt, conditions, *region)
             for progress in live.edit_live(self.state, session, prompt, where, conditions):
+                if session.live_request is None:  # the stage was cleared meanwhile
+                    return
                 if progress.result is not None:
                     made = progress.result
                     drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)

@@ -187,6 +187,32 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
 
 
+def test_words_that_are_put_back_clear_one_that_is_being_drawn(state):
+    with gr.Blocks():
+        page = PageComponents(state.pool)
+    events, mine = RunEvents(state, page), state.session(ME.session_hash)
+    made(state, mine)
+    drawn = events.on_live(ME, DOG, *NOTHING_READ, *REGION)
+    assert next(drawn)[page.stage]["live"] and mine.live is None
+    (cleared,) = events.on_live(ME, CAT, *NOTHING_READ, *REGION)
+    assert cleared[page.stage]["live"] == "" and list(drawn) == []
+    assert list(events.on_live(ME, CAT, *NOTHING_READ, *REGION)) == [], "there is nothing to clear any more"
+
+
+def test_words_that_are_put_back_leave_what_a_run_shows(state):
+    with gr.Blocks():
+        page = PageComponents(state.pool)
+    events, mine = RunEvents(state, page), state.session(ME.session_hash)
+    made(state, mine)
+    list(events.on_live(ME, DOG, *NOTHING_READ, *REGION))
+    run = handlers.edit(state, mine, FOX)
+    next(run)
+    assert mine.live_request is not None and list(events.on_live(ME, CAT, *NOTHING_READ, *REGION)) == []
+    assert last(run) is mine.current
+    idle(mine)
+    assert mine.live_request is None
+
+
 def test_an_overlay_of_a_whole_picture_is_clear_outside_the_mask():
     mask = EditMask(np.eye(4, dtype=bool), MaskSource.GIVEN)
     url = views.preview_overlay(Image.new("RGB", (32, 32), "red"), mask)
