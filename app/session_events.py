@@ -83,7 +83,8 @@ class SessionEvents(PageEvents):
         try:
             session = self.session(request)
             conditions, region = inputs.conditions_of(*values)
-            unchanged = len(session.history) and printable(prompt) == session.current.prompt and not region[0]
+            marked = bool(region[0]) or any(region[8:])  # strokes, or things that are chosen
+            unchanged = len(session.history) and printable(prompt) == session.current.prompt and not marked
             unchanged = unchanged and conditions == NO_CONDITIONS
             if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}

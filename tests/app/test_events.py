@@ -17,7 +17,8 @@ from app.session_events import SessionEvents
 from app.validation import NO_CONDITIONS, Busy
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
-from tests.support.app.requests import DOG, ME, NOTHING_READ, REGION, as_url, last, made, png
+from fisedit.integrations.mask_providers import Detection
+from tests.support.app.requests import CAT, DOG, ME, NOTHING_READ, REGION, as_url, last, made, png
 
 SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
@@ -97,6 +98,14 @@ def test_words_are_compared_as_a_run_takes_them(events, runs, page, state, sessi
     monkeypatch.setattr(session, "stop_live", lambda *, except_prompt: stopped.append(except_prompt))
     events.on_words(ME, typed, [], "")
     assert stopped == [source.prompt]
+
+
+def test_a_thing_that_is_chosen_is_shown_while_the_words_are_unchanged(events, page, state, session):
+    source = made(state, session)
+    session.detections = source.id, (Detection((0, 0, 64, 64), "cat", 0.9),)
+    shown = events.on_preview(ME, CAT, *NOTHING_READ, *REGION, ["0"])
+    assert shown[page.stage]["region"] and "of the picture" in shown[page.facts]
+    assert events.on_preview(ME, CAT, *NOTHING_READ, *REGION, [])[page.stage]["region"] == ""
 
 
 @pytest.mark.parametrize("typed", ["a dog\nand a cake on a beach", f"{DOG} "])
