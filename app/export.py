@@ -107,7 +107,7 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
         if not made.origin:
             return _restore_from_web_ui(made.parameters)
         past = provenance.parse_origin(made)
-        prompt = clean_prompt(past.prompt)
+        prompt = clean_prompt(past.prompt) if past.prompt else ""
         message, model = "Its prompt and settings were found in the picture.", state.pool.find(past.model)
         if model is None and past.model:
             message = f"{message} It was made with the model {label(past.model)}, which is not offered here."
@@ -147,7 +147,8 @@ def _restore_from_web_ui(parameters: str) -> RestoredSettings:
             refused.append(str(error))
     what = "prompt and settings were" if settings != SourceSettings() else "prompt was"
     message = " ".join([f"Its {what} found in the picture.", *(f"Not used: {line}." for line in refused)])
-    return RestoredSettings(message, clean_prompt(prompt), settings if settings != SourceSettings() else None)
+    text = clean_prompt(prompt) if prompt else ""
+    return RestoredSettings(message, text, settings if settings != SourceSettings() else None)
 
 
 def _settings_from_config(state: AppState, config: GenerationConfig, model: OfferedModel | None) -> SourceSettings:

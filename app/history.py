@@ -60,6 +60,7 @@ def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:
 def _move(session: Session, move: Callable[[], T]) -> T:
     with session.work():
         session.drop_live()
+        session.live_request = None
         result = move()
         session.save_or_say()
         return result

@@ -14,6 +14,7 @@ from app.validation import (
     Conditions,
     RegionSettings,
     SourceSettings,
+    printable,
 )
 from fisedit import Drive, Region
 from fisedit.errors import InputError
@@ -84,7 +85,7 @@ def region(session: Session, prompt: str, conditions: Conditions, *values: Any) 
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     things, found = _things(session, chosen[0] if chosen else ())
     is_marked = marked.add is not None or bool(marked.inside) or found is not None
-    anew = is_marked and conditions == NO_CONDITIONS and prompt.strip() == session.current.prompt
+    anew = is_marked and conditions == NO_CONDITIONS and printable(prompt) == session.current.prompt
     return RegionSettings(
         words=tuple(str(word) for word in words or ()),
         instance=None if instance == ALL_PIECES[1] else int(instance),

@@ -52,11 +52,13 @@ def edit_live(
     def job(editor: Editor, on_step: OnStep) -> EditResult | float:
         if session.live_request is not asked:
             raise Cancelled("a newer live edit was asked for")
+        session.drop_live()
         if opens_part(editor, region):
             raise PartNotOpened("Run opens this part of the picture first, at full resolution")
-        result = request.job(editor, on_step)
-        assert not isinstance(result, float), "an edit gives a result"
-        editor.checkout(parent.id)
+        with editor.history.keep_redo():
+            result = request.job(editor, on_step)
+            assert not isinstance(result, float), "an edit gives a result"
+            editor.checkout(parent.id)
         session.live = LiveEdit(result.id, key)
         return result
 

@@ -15,7 +15,7 @@ import gradio as gr
 from app import handlers, html, inputs, live, variations, views
 from app.events import PageEvents
 from app.updates import Updates
-from app.validation import NO_CONDITIONS, Busy, PartNotOpened
+from app.validation import NO_CONDITIONS, Busy, PartNotOpened, printable
 from fisedit.errors import Cancelled, FisEditError
 
 if TYPE_CHECKING:
@@ -126,13 +126,16 @@ class RunEvents(PageEvents):
         page, shown = self.page, 0.0
         try:
             session = self.session(request)
-            if not len(session.history) or prompt.strip() in ("", session.current.prompt):
-                if session.live is not None:
+            if not len(session.history) or printable(prompt) in ("", session.current.prompt):
+                if session.live_request is not None and not session.running:
+                    session.live_request = None
                     yield {page.stage: gr.update(live=""), page.status: ""}
                 return
             conditions, region = inputs.conditions_of(*values)
             where = inputs.region(session, prompt, conditions, *region)
             for progress in live.edit_live(self.state, session, prompt, where, conditions):
+                if session.live_request is None:  # the stage was cleared meanwhile
+                    return
                 if progress.result is not None:
                     made = progress.result
                     drawn = views.preview_overlay(made.canvas, made.mask, made.size, made.config.crop)
@@ -218,7 +221,7 @@ class RunEvents(PageEvents):
 def _preview_overlay(session: Session, progress: RunProgress, prompt: str) -> str:
     """A run's preview, within the region of its prompt's last preview."""
     preview = session.last_preview
-    mask = preview.mask if preview and preview.diff.prompt == prompt else None
+    mask = preview.mask if preview and preview.diff.prompt == printable(prompt) else None
     if not progress.picture:
         return ""
     shown = session.current if prompt and len(session.history) else None

@@ -139,7 +139,8 @@ def _work(
             state.worker.run_brief_jobs()
             session.raise_if_stopped()
 
-        session.drop_live()
+        if run.kind is not WorkKind.LIVE:  # which drops the one before it unless a newer one was asked for
+            session.drop_live()
         session.models[session.history.next_id()] = choice.model.name  # before the history has the result
         result = run.job(editor, on_step)
         if isinstance(result, float):

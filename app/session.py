@@ -94,7 +94,7 @@ class Session:
         measured: seconds of dense runs, by the id of the result that they were compared with.
         was_damaged: whether what was saved could not be read.
         live: the edit that was drawn last while its prompt was typed, or None.
-        live_request: the newest request for such an edit, or None.
+        live_request: the newest request for such an edit since the page showed none, or None.
         notice: what its page says until the next run; "" for nothing.
         unsaved: why the last result is not in its folder; "" if it is.
     """
@@ -165,6 +165,11 @@ class Session:
         return not self._work.locked()
 
     @property
+    def running(self) -> bool:
+        """Whether a run goes on here, or waits for the worker."""
+        return not self.idle and self._kind is WorkKind.RUN
+
+    @property
     def stopping(self) -> bool:
         """Whether the work that goes on here was asked to end."""
         return self._stop.is_set()
@@ -180,7 +185,7 @@ class Session:
 
     def stop_unseen(self) -> None:
         """End a run that no page sees any more; the next page says so."""
-        if not self.idle and self._kind is WorkKind.RUN:
+        if self.running:
             self.notice = "The run was stopped, as its page was left. What it had finished is here."
         self.stop()
 
@@ -226,7 +231,9 @@ class Session:
         self._stop.clear()
 
     def end_work(self) -> None:
-        """End the work, in any thread."""
+        """End the work, in any thread; the page shows no live edit after a run."""
+        if self._kind is WorkKind.RUN:
+            self.live_request = None
         self._work.release()
 
     @contextmanager
@@ -296,7 +303,7 @@ class Session:
         self._adapters = dict(loaded.assets.adapters)
         self.models = {entry.id: entry.model for entry in loaded.index.results if entry.parent is None}
         self._pages = store.pages(loaded.index)
-        self.last_preview, self.measured, self.live = None, {}, None
+        self.last_preview, self.measured, self.live, self.live_request = None, {}, None, None
 
     def park(self) -> None:
         """Write what was recorded with sources into the session's folder, if the disk has room for it and no work goes

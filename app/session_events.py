@@ -17,7 +17,7 @@ from app import export, handlers, history, html, inputs, views
 from app.components import ALL_PIECES, SCHEDULERS, STEPS
 from app.events import PageEvents, caller
 from app.updates import Updates
-from app.validation import NO_CONDITIONS, Busy, PartNotOpened, decode_picture, grow_bound
+from app.validation import NO_CONDITIONS, Busy, PartNotOpened, decode_picture, grow_bound, printable
 from fisedit.adapters.lora import SuggestedSampling
 from fisedit.errors import Cancelled, FisEditError, InputError
 from fisedit.values import SchedulerName
@@ -66,7 +66,7 @@ class SessionEvents(PageEvents):
             model: label of the model that is selected for new pictures.
         """
         session = self.session(request)
-        session.stop_live(except_prompt=prompt.strip())
+        session.stop_live(except_prompt=printable(prompt))
         shown = self.updates.words(session, prompt, chosen, model)
         said = session.idle and session.notice  # else the status stays: why the last run ended, or how this one goes
         return {**shown, self.page.status: html.message(session.notice)} if said else shown
@@ -83,7 +83,8 @@ class SessionEvents(PageEvents):
         try:
             session = self.session(request)
             conditions, region = inputs.conditions_of(*values)
-            unchanged = len(session.history) and prompt.strip() == session.current.prompt and not region[0]
+            marked = bool(region[0]) or any(region[8:])  # strokes, or things that are chosen
+            unchanged = len(session.history) and printable(prompt) == session.current.prompt and not marked
             unchanged = unchanged and conditions == NO_CONDITIONS
             if not len(session.history) or not prompt.strip() or unchanged:
                 return {page.facts: "", page.stage: gr.update(region="")}

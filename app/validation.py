@@ -168,10 +168,15 @@ def clean_prompt(prompt: str) -> str:
         raise PromptError(
             f"prompt must have at most {MAX_PROMPT_CHARACTERS} letters, got {len(prompt)}; 600 tokens are read"
         )
-    printable = "".join(character if character.isprintable() else " " for character in prompt).strip()
-    if not printable:
+    text = printable(prompt)
+    if not text:
         raise PromptError("prompt must say something; describe the picture")
-    return printable
+    return text
+
+
+def printable(prompt: str) -> str:
+    """The text that `clean_prompt` makes of a prompt, without its checks: to compare it with the prompt of a result."""
+    return "".join(character if character.isprintable() else " " for character in prompt).strip()
 
 
 def check_settings(settings: SourceSettings) -> SourceSettings:

@@ -54,16 +54,7 @@ def vary(
     if text == shown.prompt and region.marked is None:
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
-        parent, painted = (
-            session.history.find(shown.parent),
-            cell_pixels(shown.mask.grid, shown.size, shown.config.crop),
-        )
-        kept = RegionSettings(strength=region.strength, quality=region.quality)
-        if shown.run.regional:
-            regions = tuple((Region.mask(each.grid), each.prompt) for each in shown.run.regional)
-            region = replace(kept, regions=regions)
-        else:
-            region = replace(kept, add=fromarray(painted), only=True)
+        parent, region = session.history.find(shown.parent), _region_again(shown, region)
     add_conditions, erases = condition_arguments(state, conditions), parent is not shown and shown.run.erased
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
@@ -88,3 +79,14 @@ def vary(
 
     steps = COUNT * session.current.config.num_timesteps
     return stream_run(state, session, RunRequest(on_its_part(region, job, COUNT), steps, results=COUNT))
+
+
+def _region_again(shown: EditResult, region: RegionSettings) -> RegionSettings:
+    """The region of an edit that is shown, with what else is chosen on the page. Raises InputError."""
+    kept = RegionSettings(strength=region.strength, quality=region.quality)
+    if shown.run.regional:
+        if region.protect is not None:
+            raise InputError("variations of regions read no Protect; clear it, or change a word")
+        return replace(kept, regions=tuple((Region.mask(each.grid), each.prompt) for each in shown.run.regional))
+    painted = fromarray(cell_pixels(shown.mask.grid, shown.size, shown.config.crop))
+    return replace(kept, add=painted, only=True, protect=region.protect, feather=region.feather)

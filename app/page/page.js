@@ -29,6 +29,7 @@
     clearTimeout(soon);
     soon = setTimeout(() => press("tell"), SOON);
     timer = setTimeout(() => {
+      if (document.querySelector(".stage[data-waiting]")) return; // a dropped picture is shown, not the one to edit
       press("look");
       const live = document.querySelector("#live input");
       if (live && live.checked) press("draw");

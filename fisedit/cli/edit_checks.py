@@ -36,13 +36,24 @@ _MARKS = ("mask", "box", "point", "detect", "word", "region")
 """Options that say where."""
 
 _NO_USE = {
-    "erase": ("preview", "structure", "strength", "reference", "control", "drive", "adapter", "regions", "extend"),
+    "erase": (
+        "preview",
+        "structure",
+        "strength",
+        "reference",
+        "control",
+        "drive",
+        "adapter",
+        "regions",
+        "extend",
+        "verify",
+    ),
     "extend": (
         *("preview", "structure", "strength", "reference", "control", "drive", "adapter", "inversion", "context_ratio"),
-        *("regions", "protect", "grow", "instance", "mask_method", "probe_steps", *_MARKS),
+        *("verify", "regions", "protect", "grow", "instance", "mask_method", "probe_steps", *_MARKS),
     ),
     "regions": ("protect", "grow", "instance", "mask_method", "probe_steps", *_MARKS),
-    "preview": ("profile", "trace", "features"),
+    "preview": ("profile", "trace", "features", "verify", "structure"),
 }
 """Options -> those that they have no use for."""
 
@@ -118,7 +129,7 @@ def check_prompt(context: typer.Context) -> None:
 
 def _option(name: str) -> str:
     """A parameter's option as it is typed."""
-    return f"--{name.removesuffix('_ratio').replace('_', '-')}"
+    return "--no-verify" if name == "verify" else f"--{name.removesuffix('_ratio').replace('_', '-')}"
 
 
 def check_output_size(context: typer.Context, size: tuple[int, int]) -> None:

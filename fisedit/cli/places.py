@@ -61,7 +61,7 @@ def marked_region(context: typer.Context) -> Region | None:
     given = context.params
     regions = [Region.box(*parse_sides("box", text, float)) for text in given["box"] or ()]
     if given["point"]:
-        inside, outside = ([_point(text) for text in given[name] or ()] for name in ("point", "point_outside"))
+        inside, outside = ([_point(name, text) for text in given[name] or ()] for name in ("point", "point_outside"))
         regions.append(Region.points(*inside, outside=outside))
     if given["region"] is not None:
         regions.append(parse_region(*_read_json("region", given["region"])))
@@ -108,11 +108,12 @@ def parse_sides(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N,
     return left, top, right, bottom
 
 
-def _point(text: str) -> tuple[float, float]:
+def _point(name: str, text: str) -> tuple[float, float]:
     try:
         x, y = map(float, text.split(","))
     except ValueError as error:
-        raise InputError(f"--point must be X,Y in pixels, got {text!r:.60}") from error
+        option = name.replace("_", "-")
+        raise InputError(f"--{option} must be X,Y in pixels, got {text!r:.60}; give two numbers") from error
     return x, y
 
 

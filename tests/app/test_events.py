@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import handlers
+from app import handlers, inputs, views
 from app.components import PageComponents
 from app.run_events import RunEvents
 from app.runs import RunProgress
 from app.session_events import SessionEvents
-from app.validation import Busy
+from app.validation import NO_CONDITIONS, Busy
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
-from tests.support.app.requests import DOG, ME, NOTHING_READ, REGION, last, made, png
+from fisedit.integrations.mask_providers import Detection
+from tests.support.app.requests import CAT, DOG, ME, NOTHING_READ, REGION, as_url, last, made, png
 
 SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
@@ -85,6 +86,35 @@ def test_words_that_the_model_does_not_know_are_named_before_a_run(events, page,
     assert events.on_words(ME, "a cat on a beach", [], "")[page.words_line] == ""
     made(state, session)
     assert "spaceship" in events.on_preview(ME, "a spaceship and a cake on a beach", *NOTHING_READ, *REGION)[page.facts]
+
+
+@pytest.mark.parametrize("typed", ["a cat\non a beach", "a dog "])
+def test_words_are_compared_as_a_run_takes_them(events, runs, page, state, session, monkeypatch, typed):
+    source, painted = made(state, session, typed), as_url(Image.new("RGBA", (128, 128), (255, 48, 48, 255)))
+    assert inputs.region(session, typed, NO_CONDITIONS, painted, *REGION[1:]).seed is not None
+    assert list(runs.on_live(ME, typed, *NOTHING_READ, *REGION)) == [], "nothing is to be drawn"
+    assert events.on_preview(ME, typed, *NOTHING_READ, *REGION)[page.facts] == ""
+    stopped = []
+    monkeypatch.setattr(session, "stop_live", lambda *, except_prompt: stopped.append(except_prompt))
+    events.on_words(ME, typed, [], "")
+    assert stopped == [source.prompt]
+
+
+def test_a_thing_that_is_chosen_is_shown_while_the_words_are_unchanged(events, page, state, session):
+    source = made(state, session)
+    session.detections = source.id, (Detection((0, 0, 64, 64), "cat", 0.9),)
+    shown = events.on_preview(ME, CAT, *NOTHING_READ, *REGION, ["0"])
+    assert shown[page.stage]["region"] and "of the picture" in shown[page.facts]
+    assert events.on_preview(ME, CAT, *NOTHING_READ, *REGION, [])[page.stage]["region"] == ""
+
+
+@pytest.mark.parametrize("typed", ["a dog\nand a cake on a beach", f"{DOG} "])
+def test_a_run_is_shown_inside_the_mask_of_its_preview(runs, page, state, session, typed):
+    made(state, session)
+    handlers.preview(state, session, typed)
+    answers = [answer[page.stage].get("live") for answer in runs.on_edit(ME, typed, *NOTHING_READ, *REGION)]
+    preview = next(filter(None, answers))
+    assert views.decode_base64(preview.partition(",")[2], "preview")[25] == 6, "a PNG with alpha"
 
 
 def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):

@@ -35,6 +35,13 @@ def test_a_picture_tells_its_settings(state, session):
     assert (bare.prompt, bare.settings) == ("", None)
 
 
+def test_a_picture_without_words_tells_its_settings(state, session):
+    data = png(Image.new("RGB", (128, 128), "teal"))
+    last(handlers.open_picture(state, session, data, "", SourceSettings(steps=2)))
+    found = export.restore_settings(state, export.picture_bytes(session, session.current))
+    assert found.prompt == "" and found.settings is not None and found.settings.steps == 2
+
+
 def test_of_another_programs_picture_prompt_and_settings_are_restored(state):
     def restored(settings):
         told = PngInfo()

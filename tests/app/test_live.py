@@ -119,6 +119,28 @@ def test_a_newer_one_stops_it(state, session, monkeypatch):
     assert isinstance(seen[-1], Cancelled) or seen[-1].result is not None  # it may have ended just before
 
 
+def test_an_older_one_that_waited_leaves_the_newer_one(state, session, monkeypatch):
+    made(state, session)
+    begin_work, newer = session.begin_work, []
+
+    def begin_after_the_newer_one(kind):
+        monkeypatch.undo()
+        newer.append(last(edit_live(state, session, FOX)))
+        begin_work(kind)
+
+    monkeypatch.setattr(session, "begin_work", begin_after_the_newer_one)
+    with pytest.raises(Cancelled, match="newer"):
+        list(edit_live(state, session, DOG))
+    assert session.live.result_id == newer[0].id in ids(session)
+
+
+def test_redo_goes_where_it_went_before_it(state, session):
+    source, edit = made(state, session), last(handlers.edit(state, session, DOG))
+    assert history.undo(session) is source
+    last(edit_live(state, session, FOX))
+    assert session.history.redo_id == edit.id and history.redo(session) is edit
+
+
 def test_a_preview_waits_for_it(state, session):
     made(state, session)
     live, found = edit_live(state, session, DOG), []
@@ -163,6 +185,32 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     assert cleared[page.status] == cleared[page.stage]["live"] == ""
     *_, kept = events.on_edit(ME, DOG, *NOTHING_READ, *REGION)
     assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
+
+
+def test_words_that_are_put_back_clear_one_that_is_being_drawn(state):
+    with gr.Blocks():
+        page = PageComponents(state.pool)
+    events, mine = RunEvents(state, page), state.session(ME.session_hash)
+    made(state, mine)
+    drawn = events.on_live(ME, DOG, *NOTHING_READ, *REGION)
+    assert next(drawn)[page.stage]["live"] and mine.live is None
+    (cleared,) = events.on_live(ME, CAT, *NOTHING_READ, *REGION)
+    assert cleared[page.stage]["live"] == "" and list(drawn) == []
+    assert list(events.on_live(ME, CAT, *NOTHING_READ, *REGION)) == [], "there is nothing to clear any more"
+
+
+def test_words_that_are_put_back_leave_what_a_run_shows(state):
+    with gr.Blocks():
+        page = PageComponents(state.pool)
+    events, mine = RunEvents(state, page), state.session(ME.session_hash)
+    made(state, mine)
+    list(events.on_live(ME, DOG, *NOTHING_READ, *REGION))
+    run = handlers.edit(state, mine, FOX)
+    next(run)
+    assert mine.live_request is not None and list(events.on_live(ME, CAT, *NOTHING_READ, *REGION)) == []
+    assert last(run) is mine.current
+    idle(mine)
+    assert mine.live_request is None
 
 
 def test_an_overlay_of_a_whole_picture_is_clear_outside_the_mask():

@@ -324,6 +324,9 @@ def test_a_waiting_picture_lies_over_the_current_one_until_something_else_is_ask
     expect(picture).to_be_hidden()
     box = photo.bounding_box()
     assert box["width"] / box["height"] == pytest.approx(2, rel=0.02)
+    page.locator("#prompt textarea").fill(DOG)
+    page.wait_for_timeout(1000)
+    expect(page.locator("#facts")).to_have_text("")  # which is of the current one
     nodes(page).first.click()
     expect(photo).to_be_hidden()
     expect(picture).to_be_visible()

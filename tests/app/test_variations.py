@@ -8,7 +8,7 @@ from PIL import Image
 
 from app import handlers, variations
 from app.validation import RegionSettings
-from fisedit import Editor
+from fisedit import Editor, Region
 from fisedit.errors import Cancelled, InputError, NumericsError
 from tests.support.app.requests import CAT, DOG, last, made
 
@@ -33,6 +33,23 @@ def test_of_the_edit_that_is_shown(state, session):
     assert {result.parent for result in results} == {source.id}
     assert all(np.array_equal(result.mask.grid, edit.mask.grid) for result in results)
     assert len({result.image.tobytes() for result in (edit, *results)}) == 5
+
+
+def test_of_the_edit_that_is_shown_without_what_is_protected(state, session):
+    source = made(state, session)
+    last(handlers.edit(state, session, DOG, RegionSettings(add=Image.new("L", source.size, 255), only=True)))
+    last(variations.vary(state, session, DOG, RegionSettings(protect=HALF)))
+    kept = [np.asarray(result.image)[:, :64] for result in session.history]
+    assert len(kept) == 6 and not np.array_equal(kept[1], kept[0])
+    assert all(np.array_equal(one, kept[0]) for one in kept[2:])
+
+
+def test_regions_with_prompts_of_their_own_read_no_protect(state, session):
+    made(state, session)
+    region = RegionSettings(regions=((Region.box(0, 0, 64, 128), DOG),))
+    last(handlers.edit(state, session, "", region))
+    with pytest.raises(InputError, match="clear it"):
+        variations.vary(state, session, CAT, RegionSettings(protect=HALF))
 
 
 def test_a_source_needs_a_change(state, session):

@@ -113,6 +113,10 @@ class TestUsage:
             (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "0,0,9"], "--box must be L,T,R,B in pixels"),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--box", "9,0,0,9"], "a box must have left < right"),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--point", "9"], "--point must be X,Y in pixels"),
+            (
+                ["--source-prompt", "a cat", "--prompt", "a dog", "--point", "9,9", "--point-outside", "9"],
+                "--point-outside must be X,Y in pixels, got '9'; give two numbers",
+            ),
             (["--source-prompt", "a cat", "--prompt", "a dog", "--point-outside", "9,9"], "--point-outside is of a"),
         ],
     )

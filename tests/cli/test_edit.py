@@ -357,6 +357,10 @@ class TestRefused:
         [
             (("--box", "0,0,8,8", "--mask-method", "cross"), "--mask-method is of what words find"),
             (("--region", "r.json", "--probe-steps", "1"), "--probe-steps is of what words find"),
+            (("--erase", "--box", "0,0,8,8", "--no-verify"), "--erase has no use for --no-verify"),
+            (("--extend", "8,0,0,0", "--no-verify"), "--extend has no use for --no-verify"),
+            (("--preview", "--no-verify"), "--preview has no use for --no-verify"),
+            (("--preview", "--structure", "1"), "--preview has no use for --structure"),
             (("--preview", "--profile"), "--preview has no use for --profile"),
             (("--preview", "--trace", "t.json"), "--preview has no use for --trace"),
             (("--preview", "--features", "--session", "s"), "--preview has no use for --features"),
