@@ -55,10 +55,11 @@ def edit_live(
         session.drop_live()
         if opens_part(editor, region):
             raise PartNotOpened("Run opens this part of the picture first, at full resolution")
-        with editor.history.keep_redo():
-            result = request.job(editor, on_step)
-            assert not isinstance(result, float), "an edit gives a result"
-            editor.checkout(parent.id)
+        redo_ids = editor.history.redo_ids()
+        result = request.job(editor, on_step)
+        assert not isinstance(result, float), "an edit gives a result"
+        editor.checkout(parent.id)
+        editor.history.restore_redo(redo_ids)
         session.live = LiveEdit(result.id, key)
         return result
 
