@@ -35,7 +35,7 @@ from fisedit.batch.values import (
 )
 from fisedit.errors import InputError, as_text
 from fisedit.integrations import mask_providers
-from fisedit.models.paths import expand_home, model_digest
+from fisedit.models.paths import DEMO_ADAPTERS, demo_adapter_folder, expand_home, model_digest
 from fisedit.storage import files
 from fisedit.values import check_quality, make_generation_config
 
@@ -137,7 +137,7 @@ def _model_identity(settings: BatchSettings) -> str:
 
 def _file_identity(name: str) -> str:
     """Of a folder's or a file's contents; "" where there is none."""
-    path = expand_home(name)
+    path = demo_adapter_folder(name) if name in DEMO_ADAPTERS else expand_home(name)
     if name and path.is_dir():
         return model_digest(path, local_files_only=True)
     return sha256(path.read_bytes()).hexdigest() if name and path.is_file() else ""

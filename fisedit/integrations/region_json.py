@@ -133,7 +133,9 @@ class _Parser:
     def _detected(self, value: Mapping[str, Any]) -> Region:
         labels = _texts("detected", value["detected"], "labels")
         if self._detect is None:
-            raise InputError("detected of a region needs a detector, got none; start the app with --detector")
+            raise InputError(
+                "detected of a region needs a detector, got none; give the app --detector, and fisedit edit --detect"
+            )
         return self._detect(labels, value.get("threshold", THRESHOLD), str(value.get("instance", ALL)))
 
     def _border(self, value: Mapping[str, Any]) -> Region:

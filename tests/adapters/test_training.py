@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from fisedit.adapters.checkpoints import fresh_adapter, load_adapter
 from fisedit.adapters.insertion_points import inject_maps
+from fisedit.adapters.training import run as training_run
 from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss, level_weights, region_weights
 from fisedit.adapters.training.draws import draw_rows, generator_for
 from fisedit.adapters.training.examples import TrainingExamples
@@ -296,6 +297,16 @@ def test_mixed_precision(begun):
     run.advance()
     run.advance()
     assert all(tensor.dtype == torch.float32 for tensor in run.adapter.parameters())
+
+
+def test_an_adapter_to_start_from_is_asked_for_offline(folder, pipe, tmp_path, monkeypatch):
+    def load_adapter(source, **options):
+        raise AdapterError(f"{source} {options}")
+
+    monkeypatch.setattr(training_run, "load_adapter", load_adapter)
+    settings, accelerator = replace(SETTINGS, start="some/body"), Accelerator(cpu=True)
+    with pytest.raises(AdapterError, match="some/body {'local_files_only': True}"):
+        TrainingRun(pipe, read_triples(folder), tmp_path, settings, accelerator, local_files_only=True)
 
 
 @pytest.mark.slow

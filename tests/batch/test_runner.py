@@ -20,6 +20,7 @@ from fisedit.batch import runner as running
 from fisedit.batch.journal import BatchJournal
 from fisedit.batch.values import BatchAdapters, BatchItem, BatchJob, BatchSettings
 from fisedit.errors import InputError
+from fisedit.models import paths
 from fisedit.storage import files
 from fisedit.values import AdapterUse
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
@@ -250,6 +251,15 @@ def test_a_picture_that_is_gone_is_little_work(tmp_path):
     assert [queue.pop(0).name for _ in range(4)] == ["gone.png", "gone.png", "large.png", "small.png"]
     assert queue.pop(0) is None and queue.in_progress == 4
     assert running._estimated_work(deque([item(gone)])) == (1, 0)
+
+
+def test_weights_of_an_adapter_that_ships_count(model, tmp_path, monkeypatch):
+    settings = BatchSettings(str(model), adapters=BatchAdapters(("demo-look",), (AdapterUse(),)))
+    shipped = running._model_identity(settings)
+    (tmp_path / "demo-look").mkdir()
+    save_file({"weight": torch.zeros(1)}, tmp_path / "demo-look" / "model.safetensors")
+    monkeypatch.setattr(paths, "_WEIGHT_FOLDERS", (tmp_path,))
+    assert running._model_identity(settings) != shipped
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def train_adapter(
     )
     pipe = load(settings.model, device=accelerator.device, dtype="fp32", local_files_only=local_files_only)
     pipe.set_progress_bar_config(disable=True)
-    run = TrainingRun(pipe, triples, output, settings, accelerator)
+    run = TrainingRun(pipe, triples, output, settings, accelerator, local_files_only=local_files_only)
     run.resume()
     while run.step < settings.steps:
         run.advance()
@@ -103,6 +103,7 @@ class TrainingRun:
         output: folder of the run.
         settings: of the run.
         accelerator: of this process.
+        local_files_only: never use the network.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class TrainingRun:
         output: Path,
         settings: TrainingSettings,
         accelerator: Accelerator,
+        *,
+        local_files_only: bool = False,
     ) -> None:
         self.settings, self.output, self.accelerator = settings, output, accelerator
         side = settings.size or int(pipe.unet.config.sample_size) * LATENT_FACTOR
@@ -122,7 +125,7 @@ class TrainingRun:
         if settings.gradient_checkpointing:
             pipe.unet.enable_gradient_checkpointing()
         self.scheduler = DDPMScheduler.from_config(pipe.scheduler.config)
-        adapter = _initial_adapter(pipe, settings).to(accelerator.device)
+        adapter = _initial_adapter(pipe, settings, local_files_only=local_files_only).to(accelerator.device)
         model = ConditionedUNet(pipe.unet, adapter)
         self.examples = TrainingExamples(pipe, triples[:last], side, model.read_maps if settings.keep_maps else None)
         self.ema_adapter = copy.deepcopy(adapter).eval().requires_grad_(False)
@@ -239,10 +242,12 @@ class TrainingRun:
         return self.seconds + time.monotonic() - self.started
 
 
-def _initial_adapter(pipe: StableDiffusionPipeline, settings: TrainingSettings) -> RowColumnAdapter:
+def _initial_adapter(
+    pipe: StableDiffusionPipeline, settings: TrainingSettings, *, local_files_only: bool
+) -> RowColumnAdapter:
     """The adapter to train, in fp32: that of `start`, or a fresh one."""
     if settings.start:
-        adapter = load_adapter(settings.start)
+        adapter = load_adapter(settings.start, local_files_only=local_files_only)
         check_fit(adapter, pipe.unet)
     else:
         with torch.random.fork_rng(devices=[]):
