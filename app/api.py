@@ -184,8 +184,8 @@ class Endpoints:
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
             seed: of other noise in the mask, 0 to 2**32 - 1, with which the prompt may stay; -1 for the picture's.
             region: where the edit may change the picture, instead of mask, words and instance: an object with one of
-                words, mask (base64, perhaps with soft), box, border, everywhere, any, all and minus, and perhaps grow
-                and feather; {} for those.
+                words, mask (base64, perhaps with soft), points (perhaps with outside), box, border, detected,
+                everywhere, any, all and minus, and perhaps grow and feather; {} for those.
             regions: at most 16 objects of a region and its own prompt, edited in one run; [] for one prompt.
             control: a picture that says where things are, in base64; "" for none.
             control_scale: how much it says so, 0 to 2.

@@ -86,7 +86,7 @@ class Session:
     Attributes:
         history: all results.
         references: reference pictures by digest.
-        models: sources' ids -> names of the models that made them.
+        models: ids of results -> names of the models that made them; those of sources count.
         editors: one for each loaded model that was used here; dropped when the model is unloaded.
         key: the secret name by which its owner opens it again.
         last_preview: the last preview.

@@ -176,7 +176,7 @@ def decode_strokes(data_url: str, size: tuple[int, int]) -> Strokes:
         size: width and height in pixels.
 
     Raises:
-        MaskError: anything else.
+        MaskError: another URL, or one or a picture that is too large. InputError: no base64, or no picture.
     """
     if not data_url:
         return Strokes()

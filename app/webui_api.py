@@ -181,7 +181,7 @@ def _mask(asked: dict[str, Any], size: tuple[int, int]) -> Image.Image:
     """Where an img2img may change the picture: its mask, of the picture's size, or everywhere."""
     if not asked.get("mask"):
         return Image.new("L", size, 255)
-    mask = images.decode_mask(_decode(asked["mask"], "mask"), size).convert("L").resize(size, Image.Resampling.NEAREST)
+    mask = images.decode_mask(_decode(asked["mask"], "mask"), size)
     return ImageOps.invert(mask) if asked.get("inpainting_mask_invert") else mask
 
 

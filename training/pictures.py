@@ -208,6 +208,6 @@ def _corner(scene: Scene, side: int, rng: np.random.Generator, crop: int, aimed:
 
 
 def save_sheet(path: Path, rows: Sequence[Bytes]) -> None:
-    """Writes rows of pictures, each uint8 [N, S, S, 3], as one PNG."""
+    """Writes rows of pictures, each uint8 [N, S, S, 3], as one picture."""
     lines = [np.concatenate(list(row), axis=1) for row in rows]
     Image.fromarray(np.concatenate(lines, axis=0)).save(path)

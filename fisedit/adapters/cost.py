@@ -1,6 +1,6 @@
 """Multiply-accumulates of reference adapters (arXiv 2410.22901): reading a reference, a dense and a sparse step.
 
-Counted as in `sparse.profiling`. Runs nothing.
+Counted as in `sparse.macs`. Runs nothing.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def render_frames(
     if not mask.grid.any():
         raise MaskError("the region marks nothing of the picture; mark what moves")
     options = {"reference": reference, "quality": quality}
-    renderer = FrameRenderer(editor, words, drives, _fixed(mask, source), options)
+    renderer = FrameRenderer(editor, words, drives, _fixed(mask), options)
     base, folder = _base(editor, source, mask, (words, quality), reference), frames_folder(output)
     paths, rendered, seconds, parts = list[Path](), 0, 0.0, renderer.windows()
     for done, window in enumerate(parts):
@@ -219,7 +219,7 @@ def _check_count(source: EditResult, count: int, output: Path) -> None:
         raise InputError(f"a clip must have {limit}, got {count} frames of {width}x{height}; make it smaller")
 
 
-def _fixed(mask: EditMask, source: EditResult) -> Region:
+def _fixed(mask: EditMask) -> Region:
     """The region of all frames: cells, and how much of a soft mask's cells may change."""
     if mask.levels is None:
         return Region.mask(mask.grid)

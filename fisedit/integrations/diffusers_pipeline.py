@@ -187,9 +187,9 @@ class FisEditPipeline:
     ) -> StableDiffusionPipelineOutput | tuple[list[Any] | np.ndarray, None]:
         """Edit an image to fit a prompt, or generate one without an image.
 
-        An image is opened once: further calls with the same image, `source_prompt` and settings edit what was recorded.
+        An image is opened once: the next calls with that image, `source_prompt` and settings edit what was recorded.
         It is inverted and edited with DDIM, whatever the scheduler is; where another one was set, a warning is logged.
-        An image that this pipeline generated is not opened, but edited as it was made, with its scheduler.
+        An image that the last generating call gave is not opened, but edited as it was made, with its scheduler.
 
         Args:
             prompt: what the image should show; several give one image each.

@@ -133,9 +133,8 @@ class _Parser:
     def _detected(self, value: Mapping[str, Any]) -> Region:
         labels = _texts("detected", value["detected"], "labels")
         if self._detect is None:
-            raise InputError(
-                "detected of a region needs a detector, got none; give the app --detector, and fisedit edit --detect"
-            )
+            how = "start the app with --detector, or use fisedit edit --detect"
+            raise InputError(f"detected of a region needs a detector, got none; {how}")
         return self._detect(labels, value.get("threshold", THRESHOLD), str(value.get("instance", ALL)))
 
     def _border(self, value: Mapping[str, Any]) -> Region:

@@ -305,7 +305,7 @@ def test_an_adapter_to_start_from_is_asked_for_offline(folder, pipe, tmp_path, m
 
     monkeypatch.setattr(training_run, "load_adapter", load_adapter)
     settings, accelerator = replace(SETTINGS, start="some/body"), Accelerator(cpu=True)
-    with pytest.raises(AdapterError, match="some/body {'local_files_only': True}"):
+    with pytest.raises(AdapterError, match=r"some/body \{'local_files_only': True\}"):
         TrainingRun(pipe, read_triples(folder), tmp_path, settings, accelerator, local_files_only=True)
 
 
