@@ -4,7 +4,7 @@
   const prompt = () => document.querySelector("#prompt textarea");
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
-  let timer = 0, soon = 0;
+  let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of after it
 
   /* Words that were typed and not run, by the picture that they were typed for ("" before the first one). */
   const current = () => (document.querySelector("#history [aria-current]") || { dataset: { id: "" } }).dataset.id;
@@ -27,12 +27,13 @@
     words = event.target.value;
     clearTimeout(timer);
     clearTimeout(soon);
+    const draws = !moving;
     soon = setTimeout(() => press("tell"), SOON);
     timer = setTimeout(() => {
       if (document.querySelector(".stage[data-waiting]")) return; // a dropped picture is shown, not the one to edit
       press("look");
       const live = document.querySelector("#live input");
-      if (live && live.checked) press("draw");
+      if (draws && live && live.checked) press("draw");
     }, PAUSE);
   }, true);
 
@@ -114,7 +115,9 @@
   /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
      else is asked for opens it again, and it tells all. */
   document.addEventListener("click", (event) => {
-    if (event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend")) setTimeout(listen, SILENT);
+    if (!event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend")) return;
+    ran = prompt().value;
+    setTimeout(listen, SILENT);
   });
   const listen = () => {
     const stop = document.querySelector("#stop"), waits = /queue: /.test(document.querySelector("#status").textContent);
@@ -190,12 +193,14 @@
     typed,
     ask,
     showDraft,
-    /* After a run, words go with its result. */
+    /* After a run, words go with its result; those that were run are not drawn live again. */
     moveDraft: () => {
       const { [edited]: _, ...others } = drafts();
       sessionStorage.setItem(DRAFTS, JSON.stringify(others));
       edited = current();
+      moving = prompt().value === ran;
       typed();
+      moving = false;
     },
     /* What was typed before a reload, and the other sessions. */
     restore: () => {
