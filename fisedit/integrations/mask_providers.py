@@ -317,7 +317,7 @@ class TransformersDetector:
                 processor = transformers.AutoImageProcessor.from_pretrained(model, **options)
                 loader = getattr(transformers, f"AutoModel{kind}")
                 detector, report = loader.from_pretrained(
-                    model, use_safetensors=True, output_loading_info=True, **options
+                    model, use_safetensors=True, output_loading_info=True, attn_implementation="eager", **options
                 )
                 check_complete(report, model)
                 detector.eval().float()

@@ -22,8 +22,8 @@ def caption(picture: Image, model: str, *, local_files_only: bool = False) -> st
 
     Args:
         picture: Any PIL image.
-        model: Folder or hub id of an image-to-text model with its processor. No code of it is run, and pickled weights
-            are refused.
+        model: Folder or hub id of an image-to-text model with its processor. No code of it is run, no kernels that it
+            names are fetched, and pickled weights are refused.
         local_files_only: Whether the network is never used.
 
     Raises:
@@ -37,7 +37,7 @@ def caption(picture: Image, model: str, *, local_files_only: bool = False) -> st
     try:
         processor = AutoProcessor.from_pretrained(model, **options)
         captioner, report = AutoModelForImageTextToText.from_pretrained(
-            model, use_safetensors=True, output_loading_info=True, **options
+            model, use_safetensors=True, output_loading_info=True, attn_implementation="eager", **options
         )
         check_complete(report, model)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:

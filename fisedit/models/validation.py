@@ -262,7 +262,7 @@ def check_fit(unet: Config, text_encoder: Config) -> None:
 
 
 def check_config(part: str, config: Config) -> None:
-    """Check that a component's configuration names its own class, no code and no quantisation.
+    """Check that a component's configuration names its own class, no code, no quantisation and no kernels of a hub.
 
     Args:
         part: The component.
@@ -275,6 +275,9 @@ def check_config(part: str, config: Config) -> None:
     foreign = named - {CLASSES[part]} or {key for key in ("auto_map", "quantization_config") if config.get(key)}
     if foreign:
         raise _setting(part, "class", ", ".join(sorted(foreign)), CLASSES[part])
+    for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+        if config.get(name, "sdpa") not in {None, "eager", "sdpa"}:  # transformers would fetch such a kernel and run it
+            raise _setting(part, name, config[name], "eager or sdpa")
 
 
 def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:

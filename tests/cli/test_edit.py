@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from io import BytesIO
@@ -404,6 +405,13 @@ class TestCaptions:
         said = processor.decode(tokens[0], skip_special_tokens=True)
         assert caption(picture, str(captioner), local_files_only=True) == " ".join(said.split())
         assert set(said.split()) <= set(WORDS) and said.strip()
+
+    def test_kernels_that_it_names_are_not_fetched(self, captioner, tmp_path):
+        folder = shutil.copytree(captioner, tmp_path / "blip")
+        config = json.loads((folder / "config.json").read_text())
+        named = config | {"attn_implementation": "kernels-community/flash-attn3"}
+        (folder / "config.json").write_text(json.dumps(named))
+        assert caption(scene(), str(folder), local_files_only=True) == caption(scene(), str(captioner))
 
     def test_the_command_line_tells_it(self, fisedit, model, captioner, tmp_path):
         scene().save(tmp_path / "mine.png")

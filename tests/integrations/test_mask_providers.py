@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +207,13 @@ def test_a_detector_of_transformers_is_read(detr):
     found = find(provider, PICTURE, threshold=0)
     assert {each.label for each in found} <= {"cat", "dog", "cake"} and len(found) <= 5
     assert all(0 <= each.score <= 1 and each.mask is None for each in found)
+
+
+def test_kernels_that_a_detector_names_are_not_fetched(detr, tmp_path):
+    folder = shutil.copytree(detr, tmp_path / "detr")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "kernels-community/flash-attn3"}))
+    find(open_provider(str(folder), local_files_only=True), PICTURE, threshold=0)
 
 
 def test_a_trained_model_finds_drawn_things():

@@ -307,6 +307,11 @@ class TestRefusedBeforeWeights:
         edit_json(folder / "vae/config.json", latent_channels=16)
         refused(folder, "VAE", "latent_channels", "16")
 
+    @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+    def test_kernels_of_a_hub(self, folder, name):
+        edit_json(folder / "text_encoder/config.json", **{name: "kernels-community/flash-attn3"})
+        refused(folder, f"text_encoder setting {name}", "eager or sdpa")
+
     def test_missing_keys(self, folder):
         tensors = load_file(folder / UNET)
         del tensors["conv_in.weight"], tensors["conv_in.bias"]
