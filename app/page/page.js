@@ -117,6 +117,7 @@
   document.addEventListener("click", (event) => {
     if (!event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend")) return;
     ran = prompt().value;
+    clearTimeout(timer); // which would draw live what is run
     setTimeout(listen, SILENT);
   });
   const listen = () => {
