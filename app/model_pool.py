@@ -87,6 +87,7 @@ class OfferedModel:
 
     Args:
         place: as `Editor.from_pretrained` takes it.
+        local_files_only: whether the network is never used.
 
     Attributes:
         name: what sessions call it.
@@ -100,12 +101,12 @@ class OfferedModel:
         ModelError: its configuration or headers show that it cannot be used.
     """
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, place: str | Path, *, local_files_only: bool = False) -> None:
         self.place, self.name = place, absolute_name(place)
         self.label, self.estimator, self.quick = label(self.name), RuntimeEstimator(), False
         self.loaded: LoadedModel | None = None
         self.measured = False
-        self._config_folder = config_folder(place)
+        self._config_folder = config_folder(place, local_files_only=local_files_only)
 
     @cached_property
     def native_size(self) -> int:
@@ -215,14 +216,15 @@ class ModelPool:
         **loading: Any,
     ) -> None:
         self._models: dict[str, OfferedModel] = {}  # by label
-        for model in map(OfferedModel, places):
+        offline = bool(loading.get("local_files_only"))
+        for place in places:
+            model = OfferedModel(place, local_files_only=offline)
             if model.label in self._models:
                 raise InputError(f"two models are called {model.label}; rename one of them")
             self._models[model.label] = model
         self.max_loaded, self.adapters, self.threads = max_loaded, tuple(adapters), get_num_threads()
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
         self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
-        offline = bool(loading.get("local_files_only"))
         self.detector: MaskProvider | None = None
         if detector is not None:  # which tells of things whatever their score is: requests name thresholds of their own
             self.detector = open_provider(str(detector), threshold=0, local_files_only=offline)

@@ -101,7 +101,7 @@ Context = Annotated[
     float,
     Option(
         "--context",
-        help="Of a large --picture the part around --mask and --box is edited, and so much on every side as a ratio of "
+        help="Of a large --picture the part around the given region is edited, and so much on every side as a ratio of "
         "its longer side.",
     ),
 ]
@@ -211,7 +211,9 @@ PreviewOnly = Annotated[bool, Option("--preview", help="Write the source with th
 SaveSession = Annotated[Path | None, Option("--session", help="Save the session into this folder, to edit it later.")]
 Session = Annotated[
     Path | None,
-    Option(help="Edit the session saved in this folder, and save the edit there; with --picture, start one there."),
+    Option(
+        help="Edit the session saved in this folder, and save the edit there; --picture and --from start one there."
+    ),
 ]
 Host = Annotated[str, Option(help="Address to listen on; any that others can reach needs a --token.")]
 Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")]
@@ -231,7 +233,7 @@ Loras = Annotated[
 ]
 PageAdapters = Annotated[
     list[str] | None,
-    Option("--adapter", metavar="<str>", help="Adapter that reads a reference or a control picture; may be repeated."),
+    Option("--adapter", metavar="<str>", help="Adapter for references, control pictures or poses; may be repeated."),
 ]
 PageDetector = Annotated[
     str | None,

@@ -20,6 +20,7 @@ from app.validation import AdapterPicture, Conditions, SourceSettings
 from fisedit import Cancelled, Editor
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
+from fisedit.models.loader import config_folder
 from fisedit.models.paths import demo_folder
 from fisedit.storage.session_index import encode_index
 from tests.support.adapters import lively
@@ -185,6 +186,18 @@ def test_a_detector_leaves_thresholds_to_requests(monkeypatch):
     monkeypatch.setattr("app.model_pool.open_provider", lambda *args, **options: opened.append((args, options)))
     ModelPool(["demo"], detector="detr", local_files_only=True)
     assert opened == [(("detr",), {"threshold": 0, "local_files_only": True})]
+
+
+def test_configurations_are_not_looked_for_in_the_network(monkeypatch):
+    asked = []
+
+    def look(place, **options):
+        asked.append((place, options))
+        return config_folder(place, **options)
+
+    monkeypatch.setattr("app.model_pool.config_folder", look)
+    ModelPool(["demo"], local_files_only=True)
+    assert asked == [("demo", {"local_files_only": True})]
 
 
 # Coming back
