@@ -146,8 +146,9 @@ def _connect_history(page: PageComponents, events: SessionEvents) -> None:
 
 
 def _connect_settings(page: PageComponents, events: SessionEvents) -> None:
-    restored = [*page.session_outputs, *page.settings_inputs, page.found, page.open_panel]
-    dropped = page.file.upload(events.on_file, [page.file, page.model], restored, **_UNQUEUED)
+    restored = [*page.session_outputs, *page.settings_inputs, page.file, page.found, page.open_panel]
+    asked = "(file, model) => window.fisedit.drop(file, model)"
+    dropped = page.file.upload(events.on_file, [page.file, page.model], restored, js=asked, **_UNQUEUED)
     dropped.then(None, js="() => { window.fisedit.ask(); }", **_QUICK)
     page.file.clear(
         lambda: ("", gr.update(interactive=False), gr.update(photo="")),

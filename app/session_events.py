@@ -201,8 +201,10 @@ class SessionEvents(PageEvents):
         return handle
 
     def on_file(self, request: gr.Request, data: bytes | None, model: str) -> Updates:
-        """A file was dropped: a saved session is loaded, of a picture the settings are."""
-        page, data = self.page, data or b""
+        """A file was dropped: a saved session is loaded, of a picture the settings are; None for one that stays out."""
+        page = self.page
+        if data is None:
+            return {page.file: None, page.found: "", page.open: gr.update(interactive=False)}
         try:
             session = self.session(request)
             if data[:2] == b"PK":

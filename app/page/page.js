@@ -238,6 +238,13 @@
     remove: (follow) => {
       if (!follow || window.confirm(`Delete this picture and ${follow} made from it?`)) press("delete-now");
     },
+    /* A saved session takes the place of what is here, where something is. */
+    drop: (file, model) => {
+      const here = document.querySelectorAll("#history .node").length;
+      const replaces = here && file && /\.zip$/i.test(file.orig_name);
+      const question = `Open this session in place of the ${here} picture${here > 1 ? "s" : ""} here?`;
+      return [replaces && !window.confirm(question) ? null : file, model];
+    },
     fetch: () => setTimeout(() => { const link = document.querySelector("#fetch a, a#fetch, #fetch"); if (link) link.click(); }, 60),
   });
 })();

@@ -266,6 +266,13 @@ def test_a_folder_of_sessions_keeps_them_and_gives_files(browser, site, folder, 
     with Image.open(tmp_path / "picture.png") as image:
         assert (np.asarray(image.convert("RGB")) == pixels(page, ".picture")).all()
     page.get_by_text("Open a picture or a saved session").click()
+    with page.expect_event("dialog") as told:
+        page.locator("#file input[type=file]").set_input_files(tmp_path / "session.zip")
+    assert told.value.message == "Open this session in place of the 1 picture here?"
+    told.value.dismiss()
+    expect(page.locator("#file input[type=file]")).to_have_count(1)  # once more, as nothing was taken
+    expect(page.locator("#found")).to_have_text("")
+    page.once("dialog", lambda dialog: dialog.accept())
     page.locator("#file input[type=file]").set_input_files(tmp_path / "session.zip")
     expect(page.locator("#found")).to_contain_text("The session is open.")
     expect(page.locator("#prompt textarea")).to_have_value(CAT)
