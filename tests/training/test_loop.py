@@ -221,7 +221,7 @@ class Hopeless:
         return {"loss": found * float("inf") if step in self.steps else found}
 
     def report(self, averaged: torch.nn.Module, sheet: Path) -> dict[str, float]:
-        return {"weight": float(sum(weight.sum() for weight in averaged.parameters()))}
+        return {"weight": float(sum(weight.detach().sum() for weight in averaged.parameters()))}
 
 
 def test_a_batch_without_finite_gradients_teaches_nothing_and_many_end_the_run(tmp_path: Path) -> None:
