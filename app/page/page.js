@@ -4,7 +4,7 @@
   const prompt = () => document.querySelector("#prompt textarea");
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
-  let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of after it
+  let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of again because it ended
 
   /* Words that were typed and not run, by the picture that they were typed for ("" before the first one). */
   const current = () => (document.querySelector("#history [aria-current]") || { dataset: { id: "" } }).dataset.id;
@@ -115,9 +115,10 @@
   /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
      else is asked for opens it again, and it tells all. */
   document.addEventListener("click", (event) => {
-    if (!event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend")) return;
-    ran = prompt().value;
-    clearTimeout(timer); // which would draw live what is run
+    const button = event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend");
+    if (!button) return;
+    if (button.id !== "measure") clearTimeout(timer); // which would draw live what is run, or take its error away
+    if (!["measure", "erase"].includes(button.id)) ran = prompt().value;
     setTimeout(listen, SILENT);
   });
   const listen = () => {

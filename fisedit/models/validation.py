@@ -276,7 +276,7 @@ def check_config(part: str, config: Config) -> None:
     if foreign:
         raise _setting(part, "class", ", ".join(sorted(foreign)), CLASSES[part])
     for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
-        if config.get(name, "sdpa") not in {None, "eager", "sdpa"}:  # transformers would fetch such a kernel and run it
+        if config.get(name) not in (None, "eager", "sdpa"):  # transformers would fetch such a kernel and run it
             raise _setting(part, name, config[name], "eager or sdpa")
 
 

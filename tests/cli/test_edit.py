@@ -406,11 +406,12 @@ class TestCaptions:
         assert caption(picture, str(captioner), local_files_only=True) == " ".join(said.split())
         assert set(said.split()) <= set(WORDS) and said.strip()
 
-    def test_kernels_that_it_names_are_not_fetched(self, captioner, tmp_path):
+    @pytest.mark.parametrize("part", [None, "text_config", "vision_config"])
+    def test_kernels_that_it_names_are_not_fetched(self, captioner, tmp_path, part):
         folder = shutil.copytree(captioner, tmp_path / "blip")
         config = json.loads((folder / "config.json").read_text())
-        named = config | {"attn_implementation": "kernels-community/flash-attn3"}
-        (folder / "config.json").write_text(json.dumps(named))
+        (config[part] if part else config)["attn_implementation"] = "kernels-community/flash-attn3"
+        (folder / "config.json").write_text(json.dumps(config))
         assert caption(scene(), str(folder), local_files_only=True) == caption(scene(), str(captioner))
 
     def test_the_command_line_tells_it(self, fisedit, model, captioner, tmp_path):

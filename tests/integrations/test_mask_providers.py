@@ -209,10 +209,12 @@ def test_a_detector_of_transformers_is_read(detr):
     assert all(0 <= each.score <= 1 and each.mask is None for each in found)
 
 
-def test_kernels_that_a_detector_names_are_not_fetched(detr, tmp_path):
+@pytest.mark.parametrize("part", [None, "backbone_config"])
+def test_kernels_that_a_detector_names_are_not_fetched(detr, tmp_path, part):
     folder = shutil.copytree(detr, tmp_path / "detr")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "kernels-community/flash-attn3"}))
+    (config[part] if part else config)["attn_implementation"] = "kernels-community/flash-attn3"
+    (folder / "config.json").write_text(json.dumps(config))
     find(open_provider(str(folder), local_files_only=True), PICTURE, threshold=0)
 
 

@@ -311,6 +311,8 @@ class TestRefusedBeforeWeights:
     def test_kernels_of_a_hub(self, folder, name):
         edit_json(folder / "text_encoder/config.json", **{name: "kernels-community/flash-attn3"})
         refused(folder, f"text_encoder setting {name}", "eager or sdpa")
+        edit_json(folder / "text_encoder/config.json", **{name: {"": "kernels-community/flash-attn3"}})
+        refused(folder, f"text_encoder setting {name}", "eager or sdpa")
 
     def test_missing_keys(self, folder):
         tensors = load_file(folder / UNET)
