@@ -149,6 +149,7 @@ def test_an_error_goes_with_what_it_was_about(browser):
         act()
         expect(status).to_have_text("")
         page.locator("#stage").get_by_role("button", name="Clear").evaluate("(button) => button.click()")
+        page.wait_for_timeout(1000)  # the region is told of anew, without the error of before
 
 
 def test_words_that_the_model_does_not_know_are_underlined_and_tokens_counted(browser):
