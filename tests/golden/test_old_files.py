@@ -190,12 +190,13 @@ def test_a_finished_batch_is_done_again_by_another_model_once(files, command, na
     folder = files / "batch" / name
     before, journal = contents(folder), (folder / JOURNAL).read_bytes()
     told = printed(command(files / "batch", *JOBS[name], "--json"))
-    assert told == expected_batch(name, [])
+    assert told | {"notes": []} == expected_batch(name, []), "it told nothing of masks that fit no picture"
     after = contents(folder)
-    assert after.keys() == before.keys() and not any(after[path] == before[path] for path in after)
+    idle = {item["output"] for item in told["items"] if item["change"] == "identical"}
+    assert after.keys() == before.keys() and {path for path in after if after[path] == before[path]} <= idle
     lines = (folder / JOURNAL).read_bytes().removeprefix(journal)
     again = printed(command(files / "batch", *JOBS[name], "--json"))
-    assert again == expected_batch(name, [item["output"] for item in again["items"]])
+    assert again | {"notes": []} == expected_batch(name, [item["output"] for item in again["items"]])
     assert contents(folder) == after and lines.count(b"\n") == len(told["items"])
 
 
