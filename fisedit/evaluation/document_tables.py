@@ -22,7 +22,7 @@ _TABLE = re.compile(
     r"(<!-- table (\S+) (\w+)(?: where ([^\n]+?))?(?: columns ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
-MISSING = "The measured code has changed; this was not measured again yet.\n"
+MISSING = "This was not measured yet.\n"
 
 
 def main() -> None:

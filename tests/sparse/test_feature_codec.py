@@ -89,7 +89,7 @@ def test_blocks_of_four_bits_have_units_of_their_own():
 
 
 def test_in_8_bits_every_byte_is_that_of_the_published_reports():
-    """Reports that are older than units in 4 bits read maps in 8 bits alone, see `test_document_tables.SAME_BYTES`."""
+    """Reports that are older than units in 4 bits read maps in 8 bits alone."""
     digest = sha256()
     shapes = ((torch.float32, 63, 2), (torch.float32, 256, 2), (torch.float32, 130, 1), (torch.float32, 64, 3))
     for seed, (dtype, size, branches) in enumerate(shapes):
