@@ -15,6 +15,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import DENSE_STEP, ActiveCells, MaskSource
+from tests.masking.conftest import QUICK
 from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
@@ -164,8 +165,13 @@ def test_structure_is_kept_by_degrees(editor):
     assert away[2] < away[0] and plain.tobytes() != half.tobytes() != full.tobytes()
 
 
-def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
-    """With every query, key and text of the source's, a structured step is the source's step."""
+def test_all_structure_and_the_same_words_attend_as_the_source_did(shipped):
+    """With every query, key and text of the source's, a structured step is the source's step.
+
+    Features are kept as recorded: 8 bits, the default, alone move latents by 2e-2.
+    """
+    editor = Editor(shipped, cache_dtype="model")
+    editor.generate(CAT, **QUICK)
     engine, result = editor._engine, editor.current
     trajectory = editor._trajectory_cache.get(result.id)[0]
     grid = masks_square(editor)
@@ -176,7 +182,7 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(editor):
         (again,) = engine.run_sparse(trajectory, [edit], lambda *_: None)
     assert kept.steps == 2
     for ours, theirs in zip(again.latents, trajectory.latents, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-3 if ours.dtype == torch.float32 else 0.1)
+        assert torch.allclose(ours, theirs, atol=1e-4 if ours.dtype == torch.float32 else 0.1)
 
 
 def test_structure_survives_a_rebuild(editor):
