@@ -167,8 +167,14 @@ def matrix(weight: Tensor) -> Tensor:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    fast = _widens_copy(weight) or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
-    return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and fast and _available()
+    on_cpu = weight.dtype is torch.bfloat16 and weight.device.type == "cpu"
+    return on_cpu and (_widens_copy(weight) or _multiplies_bf16()) and _available()
+
+
+def _multiplies_bf16() -> bool:
+    """Whether the CPU multiplies bf16, and oneDNN may use it: ONEDNN_MAX_CPU_ISA can forbid that."""
+    cpu = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
+    return cpu and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 (likewise)
 
 
 def _widens_copy(weight: Tensor) -> bool:
