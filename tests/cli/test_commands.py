@@ -536,7 +536,7 @@ class TestBenchMasks:
             asked.append(settings)
             on_step(0, 1, None)
             return {
-                "summary": [{"method": "ours", "IoU": "0.5"}],
+                "summary": [{"method": "fisedit", "IoU": "0.5"}],
                 "classes": [],
                 "calibration": [],
                 "notes": ["a note"],
@@ -556,9 +556,9 @@ class TestBenchMasks:
             "reported",
         )
         run = fisedit(*words, "--output", "masks.json")
-        assert run.status == 0 and "ours" in run.out and run.out.endswith("note: a note\n")
+        assert run.status == 0 and "fisedit" in run.out and run.out.endswith("note: a note\n")
         (settings,) = asked
         assert (settings.edits, settings.num_inference_steps, settings.guidance_scale) == (3, 2, 2.0)
         written = json.loads((tmp_path / "masks.json").read_text())
-        assert written["summary"] == [{"method": "ours", "IoU": "0.5"}] and "environment" in written
+        assert written["summary"] == [{"method": "fisedit", "IoU": "0.5"}] and "environment" in written
         assert json.loads(fisedit(*words, "--json").out)["notes"] == ["a note"]

@@ -58,7 +58,7 @@ class StaleNormExecutor(Executor):
 
 
 @torch.inference_mode()
-def fisedit(case: EditCase, share: float = PROBES) -> MethodResult:
+def fisedit_paper(case: EditCase, share: float = PROBES) -> MethodResult:
     """FISEdit's edit.
 
     Args:

@@ -125,7 +125,7 @@ class EditCase:
         return round(evaluations * self.costs.dense_step()) + self.decode_macs
 
     @cached_property
-    def ours(self) -> MethodResult:
+    def plain(self) -> MethodResult:
         """The editor's result, given the prompt alone."""
         return self.edited()
 

@@ -16,7 +16,7 @@ from fisedit.evaluation.quality.edit_case import make_case
 from fisedit.evaluation.quality.global_edit_detection import GlobalEditVerdict, detect_by_text, detection_row
 from fisedit.evaluation.quality.global_edit_prompts import prompt_pairs, written_pairs
 from fisedit.evaluation.quality.html_report import HtmlReport
-from fisedit.evaluation.quality.methods import OURS, select_methods
+from fisedit.evaluation.quality.methods import PLAIN, select_methods
 from fisedit.evaluation.quality.metric_tables import EVERYWHERE, LOCAL, format_table, metric_rows
 from fisedit.evaluation.quality.results_log import ResultsLog
 from fisedit.evaluation.quality.scene_edits import available_kinds, known_words, sample_edits
@@ -51,9 +51,9 @@ NOTES = (
     "gone: the classifier does not see what was removed; truth dB is to what was drawn behind it, in the true pixels",
     "again dB is of the whole picture to the source: its latents decoded, or its prompt sampled again, unblended",
     "img2img and inpaint-true are diffusers' pipelines, at strength .8 and 1, inpainting with the true cells",
-    "inpaint-empty is the same without words, and erase is ours, which reads none: both of edits that remove an object",
+    "inpaint-empty is the same without words, and so is erase, by fisedit: both of edits that remove an object",
     "dense methods decode the whole picture: their background comes no nearer to an opened picture than no-edit's",
-    "the true region of a generated source is unknown: its background is what lies outside our own mask",
+    "the true region of a generated source is unknown: its background is what lies outside fisedit's own mask",
     "FISEdit's method runs in our engine with stale GroupNorm statistics: its own kernels and cache are not measured",
 )
 
@@ -202,7 +202,7 @@ def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, st
         "summary": format_table(
             [row for row in rows if row["kind"] in (LOCAL, EVERYWHERE)], ("kind", "method", "source", "edits")
         ),
-        "classes": format_table([row for row in rows if row["method"] == OURS], ("kind", "source", "edits")),
+        "classes": format_table([row for row in rows if row["method"] == PLAIN], ("kind", "source", "edits")),
         "whole": [detection_row(name, group) for name, group in verdicts.items() if group],
         "misjudged": wrong,
         "rows": rows,
@@ -218,7 +218,7 @@ def _verdicts(
 ) -> dict[str, list[GlobalEditVerdict]]:
     """Which edits were classified as global: by the text diff, on prompts alone, and by the editor's mask."""
     measured = [
-        ((edit["source_prompt"], edit["prompt"], edit["whole"]), edit_scores.get(OURS))
+        ((edit["source_prompt"], edit["prompt"], edit["whole"]), edit_scores.get(PLAIN))
         for edit, edit_scores in zip(log.edits, log.scores, strict=True)
         if edit["whole"] is not None
     ]

@@ -80,9 +80,9 @@ def _contact_sheet(
     columns = [("source", source)]
     if case.edit.true_mask is not None:
         columns.append(("true mask", overlay(source, _mask_image(case.edit.true_mask))))
-    ours = case.ours.painted
-    if ours is not None:
-        columns.append(("our mask", overlay(source, _mask_image(cells_to_pixels(ours)))))
+    found = case.plain.painted
+    if found is not None:
+        columns.append(("fisedit's mask", overlay(source, _mask_image(cells_to_pixels(found)))))
     for method, result in results.items():
         if result is not None:
             score = scores[method]

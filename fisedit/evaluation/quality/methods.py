@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fisedit.errors import InputError
-from fisedit.evaluation.quality.baselines import PROBES, diffedit, fisedit
+from fisedit.evaluation.quality.baselines import PROBES, diffedit, fisedit_paper
 from fisedit.evaluation.quality.diffusers_baselines import img2img, inpaint_empty, inpaint_true, resampled
 from fisedit.evaluation.quality.edit_case import EditCase, MethodResult
 from fisedit.evaluation.quality.prompt_to_prompt import prompt_to_prompt
@@ -22,17 +22,17 @@ Method = Callable[[EditCase], MethodResult | None]
 """Returns None where it needs a true mask and that is unknown."""
 
 
-def ours(case: EditCase) -> MethodResult:
+def plain(case: EditCase) -> MethodResult:
     """The editor, given the prompt alone."""
-    return case.ours
+    return case.plain
 
 
-def ours_given(case: EditCase) -> MethodResult | None:
+def given_mask(case: EditCase) -> MethodResult | None:
     """The editor, given the prompt and the true mask."""
     return None if case.true_grid is None else case.edited(case.true_grid)
 
 
-def ours_sd(case: EditCase) -> MethodResult:
+def sd_schedule(case: EditCase) -> MethodResult:
     """The editor by the schedule of dilations that Stable Diffusion has by default."""
     return case.edited(growth=SHIPPED[BALANCED](case.steps))
 
@@ -63,9 +63,9 @@ def blended_true(case: EditCase) -> MethodResult | None:
     return None if case.true_grid is None else _blended(case, case.true_grid)
 
 
-def blended_ours(case: EditCase) -> MethodResult:
-    """The dense blended edit with our mask, which the sparse engine approximates."""
-    grid = case.ours.grid
+def blended_found(case: EditCase) -> MethodResult:
+    """The dense blended edit with fisedit's mask, which the sparse engine approximates."""
+    grid = case.plain.grid
     assert grid is not None
     return _blended(case, grid)
 
@@ -86,19 +86,20 @@ def no_edit(case: EditCase) -> MethodResult:
     return MethodResult(picture, None, 0, case.decode_macs, reconstructs=True)
 
 
-OURS = "ours"
+PLAIN = "fisedit"
+PAPER = "FISEdit (paper)"
 
 STRUCTURES = (0.3, 0.6, 1.0)
-"""Values of `structure` that are measured; "ours" has 0."""
+"""Values of `structure` that are measured; "fisedit" has 0."""
 
 METHODS: dict[str, Method] = {
-    OURS: ours,
-    "ours-given": ours_given,
-    "ours-sd": ours_sd,
+    PLAIN: plain,
+    "fisedit-given": given_mask,
+    "fisedit-sd": sd_schedule,
     **{f"structure-{share}": partial(structured, share=share) for share in STRUCTURES},
     "erase": erased,
-    "fisedit": fisedit,
-    "fisedit-two-fifths": partial(fisedit, share=2 * PROBES),
+    PAPER: fisedit_paper,
+    f"{PAPER} 2/5 dense": partial(fisedit_paper, share=2 * PROBES),
     "diffedit": diffedit,
     "img2img": img2img,
     "inpaint-true": inpaint_true,
@@ -106,12 +107,14 @@ METHODS: dict[str, Method] = {
     "reprompt": reprompt,
     "prompt-to-prompt": p2p,
     "blended-true": blended_true,
-    "blended-ours": blended_ours,
+    "blended-fisedit": blended_found,
     "no-edit": no_edit,
     "resampled": resampled,
     "resampled-unguided": partial(resampled, guidance_scale=1.0),
 }
-"""By the names of the option `--methods` and of reports; "fisedit" runs a fifth of the steps dense, as in its paper."""
+"""The methods by their names in `--methods` and in reports.
+
+"FISEdit (paper)" runs a fifth of the steps dense, as in arXiv 2305.17423."""
 
 REFERENCE = "blended-true"
 """The method that relative success is measured against."""

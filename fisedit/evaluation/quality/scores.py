@@ -166,7 +166,7 @@ def _edited_pixels(case: EditCase) -> BoolGrid | None:
     """The pixels that may change: the truth, or our own mask where it is unknown; None for the whole picture."""
     if case.edit.is_global or case.edit.true_mask is not None:
         return case.edit.true_mask
-    return None if case.ours.painted is None else metrics.cells_to_pixels(case.ours.painted)
+    return None if case.plain.painted is None else metrics.cells_to_pixels(case.plain.painted)
 
 
 def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:

@@ -48,4 +48,4 @@ def test_a_source_sampled_again(generated, opened):
     assert levels(METHODS[again](generated).picture, generated.source.image) <= 1
     told = {name: score_edit(opened, METHODS[name](opened), None).again_psnr for name in (again, unguided, "no-edit")}
     assert told[again] < told[unguided] < told["no-edit"] < 60
-    assert score_edit(opened, opened.ours, None).again_psnr is None
+    assert score_edit(opened, opened.plain, None).again_psnr is None

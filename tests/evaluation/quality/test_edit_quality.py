@@ -36,7 +36,7 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     assert [(row["kind"], row["method"]) for row in told["summary"]] == [("in a place", name) for name in of_all_kinds]
     assert told["settings"]["edits"] == 2
     assert all(set(edit["scores"]) == set(METHODS) for edit in told["edits"])
-    assert all(type(edit["scores"]["ours"]["success"]) is bool for edit in told["edits"])
+    assert all(type(edit["scores"]["fisedit"]["success"]) is bool for edit in told["edits"])
     assert [row["asked"] for row in told["whole"]] == [
         "words",
         "prompts alone",
@@ -82,7 +82,7 @@ def test_a_stopped_run_goes_on_from_its_journal(loaded, judge_file, tmp_path):
             raise Cancelled
 
     steps, kept = [], tmp_path / "kept.jsonl"
-    methods = ("ours", "diffedit", "reprompt")
+    methods = ("fisedit", "diffedit", "reprompt")
     plain = EditQualitySettings(edits=2, num_inference_steps=2, methods=methods, classifier=judge_file)
     logged, measure = replace(plain, results_log=kept), edit_quality.measure_edit_quality
     with pytest.raises(Cancelled):
@@ -100,11 +100,11 @@ def test_a_judge_that_was_named_must_be_there(tmp_path):
 
 
 def test_pie_bench_by_two_methods(loaded, dataset):
-    methods = ("ours-given", "no-edit")
+    methods = ("fisedit-given", "no-edit")
     settings = EditQualitySettings(edits=5, num_inference_steps=2, methods=methods, pie_bench=dataset)
     told = edit_quality.measure_edit_quality(settings)
     (edit,) = told["edits"]
-    given, kept = (edit["scores"][name] for name in ("ours-given", "no-edit"))
+    given, kept = (edit["scores"][name] for name in ("fisedit-given", "no-edit"))
     assert (edit["kind"], edit["whole"], given["success"]) == ("change object", None, None)
     assert given["exact"] and given["published"]["psnr"] > kept["published"]["psnr"] > 0
     assert {"PIE PSNR", "PIE MSE", "PIE SSIM"} <= set(told["summary"][0])
@@ -113,7 +113,7 @@ def test_pie_bench_by_two_methods(loaded, dataset):
 
 
 def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
-    told = {"summary": [{"method": "ours", "IoU": "0.9 (0.8)"}], "classes": [], "whole": [], "notes": ["a note"]}
+    told = {"summary": [{"method": "fisedit", "IoU": "0.9 (0.8)"}], "classes": [], "whole": [], "notes": ["a note"]}
     asked = []
     monkeypatch.setattr(edit_quality, "measure_edit_quality", lambda settings, _: asked.append(settings) or told)
     arguments = [
@@ -122,14 +122,14 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
         "--edits",
         "3",
         "--methods",
-        "ours, reprompt",
+        "fisedit, reprompt",
         "--seed",
         "5",
         "--html",
         str(tmp_path),
     ]
     assert cli._run([*arguments, "--output", str(tmp_path / "report.json")], debug=True) == 0
-    assert asked == [EditQualitySettings(edits=3, methods=("ours", "reprompt"), seed=5, html=tmp_path)]
+    assert asked == [EditQualitySettings(edits=3, methods=("fisedit", "reprompt"), seed=5, html=tmp_path)]
     assert (asked[0].classifier, asked[0].guidance_scale) == (None, 4.0)
     written = json.loads((tmp_path / "report.json").read_text())
     assert written.pop("environment")["command"].startswith("fisedit") and written == told

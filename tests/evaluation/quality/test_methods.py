@@ -36,8 +36,8 @@ class Branches(Calls):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_counts_what_it_ran(request, name, source):
     case = fresh(request.getfixturevalue(source), kind="delete")
-    if name == "blended-ours":
-        assert case.ours.picture
+    if name == "blended-fisedit":
+        assert case.plain.picture
     with Branches(case.editor.pipe.unet) as calls:
         outcome = METHODS[name](case)
     assert outcome.picture.size == (SIDE, SIDE) and outcome.picture.mode == "RGB"
@@ -52,7 +52,7 @@ def test_every_method_runs_and_counts_what_it_ran(request, name, source):
 
 def test_true_masks_are_not_made_up(generated):
     case = fresh(generated, true_mask=None)
-    assert METHODS["blended-true"](case) is METHODS["ours-given"](case) is None
+    assert METHODS["blended-true"](case) is METHODS["fisedit-given"](case) is None
     assert fresh(generated, true_mask=None, is_global=True).true_grid.all()
 
 
@@ -80,12 +80,12 @@ def test_only_what_is_deleted_is_erased(generated):
 
 
 def test_methods_by_name():
-    assert list(select_methods([])) == list(METHODS) and list(select_methods(["reprompt", "ours"])) == [
-        "ours",
+    assert list(select_methods([])) == list(METHODS) and list(select_methods(["reprompt", "fisedit"])) == [
+        "fisedit",
         "reprompt",
     ]
-    with pytest.raises(InputError, match=r"methods must be of ours, .*, got magic"):
-        select_methods(["ours", "magic"])
+    with pytest.raises(InputError, match=r"methods must be of fisedit, .*, got magic"):
+        select_methods(["fisedit", "magic"])
 
 
 def test_structure_is_the_editors_own(generated):

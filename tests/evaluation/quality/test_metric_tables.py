@@ -15,21 +15,21 @@ def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2
 def test_rows_by_hand():
     ours = [scored("swap", True), scored("swap", False), scored("delete", True, drawn=False), scored("weather", None)]
     best = [scored("swap", True), scored("swap", True), None, scored("weather", None)]
-    found = metric_tables.metric_rows({"ours": ours, "blended-true": best}, ("swap", "delete", "weather"))
+    found = metric_tables.metric_rows({"fisedit": ours, "blended-true": best}, ("swap", "delete", "weather"))
     by = {(row["method"], row["source"], row["kind"]): row for row in found}
-    assert by["ours", "drawn", "all"]["edits"] == 3 and by["ours", "drawn", "all"]["success"] == {
+    assert by["fisedit", "drawn", "all"]["edits"] == 3 and by["fisedit", "drawn", "all"]["success"] == {
         "mean": 0.5,
         "interval": [0.0, 1.0],
         "edits": 2,
     }
-    assert by["ours", "drawn", "all"]["relative success"] == {"mean": 0.5, "edits": 2}
-    assert by["ours", "generated", "delete"]["relative success"] == {"mean": None, "edits": 0}
-    assert by["ours", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "interval": [2.0, 2.0], "edits": 2}
-    assert by["ours", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "interval": None, "edits": 0}
-    assert (by["ours", "drawn", "in a place"]["edits"], by["ours", "drawn", "everywhere"]["edits"]) == (2, 1)
+    assert by["fisedit", "drawn", "all"]["relative success"] == {"mean": 0.5, "edits": 2}
+    assert by["fisedit", "generated", "delete"]["relative success"] == {"mean": None, "edits": 0}
+    assert by["fisedit", "drawn", "swap"]["GMACs"] == {"median": 2.0, "tail": 2.0, "interval": [2.0, 2.0], "edits": 2}
+    assert by["fisedit", "drawn", "swap"]["IoU"] == {"median": None, "tail": None, "interval": None, "edits": 0}
+    assert (by["fisedit", "drawn", "in a place"]["edits"], by["fisedit", "drawn", "everywhere"]["edits"]) == (2, 1)
     assert ("blended-true", "generated", "all") not in by
-    told = metric_tables.format_table([by["ours", "drawn", "all"]], ("method",))
+    told = metric_tables.format_table([by["fisedit", "drawn", "all"]], ("method",))
     assert told == [
-        {"method": "ours", "success": "50% [0%, 100%] of 2", "relative success": "50% of 2", "fell back": "0%"}
+        {"method": "fisedit", "success": "50% [0%, 100%] of 2", "relative success": "50% of 2", "fell back": "0%"}
         | {"GMACs": "2 (2)", "evaluations": "5 (5)"}
     ]

@@ -56,7 +56,7 @@ def backgrounds() -> list[EditCase]:
 @pytest.fixture(scope="module")
 def edited(cases: Sequence[EditCase]) -> list[tuple[EditCase, MethodResult]]:
     """Those that ran sparsely."""
-    return [(case, case.ours) for case in cases if case.ours.sparse and not case.ours.reason]
+    return [(case, case.plain) for case in cases if case.plain.sparse and not case.plain.reason]
 
 
 def test_masks_fit(cases):
@@ -115,7 +115,7 @@ def test_masks_that_are_too_small_are_noticed_and_others_are_not(cases):
             true = case.true_grid
             half = true & (np.indices(true.shape)[1] <= np.median(true.nonzero()[1]))
             halved.append(drifts(case, half) is not None)
-            own.append(drifts(case, case.ours.grid) is not None)
+            own.append(drifts(case, case.plain.grid) is not None)
     assert len(halved) >= 12 and np.mean(halved) >= 0.5 and not any(own)
 
 

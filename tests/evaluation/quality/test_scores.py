@@ -99,5 +99,5 @@ def test_the_references_score(generated):
 
 def test_a_dense_fallback_is_compared_with_the_dense_run(generated):
     case = fresh(generated, prompt="a cat and a cake at night", true_mask=None, is_global=True)
-    told = score_edit(case, case.ours, None)
+    told = score_edit(case, case.plain, None)
     assert told.whole and told.fell_back and told.dense_psnr > 50 and told.background_psnr is told.inside_psnr is None
