@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := demo
-.PHONY: demo app test test-all run-tests coverage fault docs lint style types package clean
+.PHONY: demo app test test-all test-avx2 run-tests coverage fault docs lint style types package clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -32,6 +32,11 @@ test: style $(EMOJI) $(CHROMIUM)
 # Whole products of swept tests, and the slow ones.
 test-all: style $(EMOJI) $(CHROMIUM)
 	$(MAKE) --no-print-directory --jobs=2 types run-tests ALL=--all
+
+# As a CPU without AVX-512 computes: other kernels, float32, and two threads where the other tests have one.
+test-avx2: $(TOOLS)
+	FISEDIT_CPU_DTYPE=fp32 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 \
+	  $(BIN)/python -m pytest tests/contract tests/masking tests/sparse_kernels/test_ops.py tests/app/test_program*.py
 
 run-tests: $(TOOLS)
 	$(PYTEST) $(ALL) $(FULL)
