@@ -206,7 +206,8 @@ def _paths(model: nn.Module) -> Iterator[str]:
 def _text_spellings(model: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
     for path in _paths(model):
         bare = path.removeprefix("text_model.")
-        yield path, (bare, f"text_model.{bare}")
+        old = re.sub(r"(self_attn\.)(q|k|v|out)_proj$", r"\1to_\2", bare)  # diffusers' first
+        yield path, tuple(f"{start}{name}" for start in ("", "text_model.") for name in (bare, old))
 
 
 def _unet_spellings(unet: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -1,20 +1,22 @@
-"""LoRAs' files in every layout that programs write: each layer changes as by hand, or the file is refused by its kind."""
+"""LoRAs' files in every layout: each layer changes as by hand, or the file is refused by what it is."""
 
 from __future__ import annotations
 
-import json
+import copy
+import re
 
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from peft import LoHaConfig, LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
 
 from fisedit import Editor
 from fisedit.adapters import lora
-from fisedit.adapters.lora_layouts import layer_names
-from fisedit.errors import AdapterError, NumericsError, UnsupportedModuleError
+from fisedit.adapters.lora_layouts import layer_names, read_changes
+from fisedit.errors import AdapterError, NumericsError, SessionError, UnsupportedModuleError
 from fisedit.sparse.modules import base_layer, loras
 from tests.support.edits import CAT, DOG
 from tests.support.grids import grids
@@ -24,6 +26,7 @@ from tests.support.references import QUICK
 UNET = ("conv_in", "to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "conv1")
 ENDS = {"unet": (*UNET, "conv2", "conv_shortcut", "time_emb_proj", "downsamplers.0.conv", "upsamplers.0.conv")}
 ENDS |= {"text_encoder": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")}
+SQUARE = grids(16, 16)["square"]
 RANKS, ALPHAS = (1, 2, 3, 4), (None, 0.5, 2.0, 8.0, 1.0)
 EMPTIED = "text_encoder", "encoder.layers.0.mlp.fc1"
 PROCESSORS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -86,6 +89,14 @@ def processors(part, name):
     return f"{block}.processor.{layer}_lora"
 
 
+def early(part, name):
+    """Names of diffusers before 0.18."""
+    if part == "unet":
+        return f"unet.{processors(part, name)}" if name.endswith(PROCESSORS) else f"unet.{name}.lora"
+    old = re.sub("(q|k|v|out)_proj$", r"to_\1_lora", name)
+    return f"text_encoder.text_model.{old}" if old != name else f"text_encoder.text_model.{name}.lora"
+
+
 AB, WAYS = ("lora_A.weight", "lora_B.weight", "alpha"), ("lora_down.weight", "lora_up.weight", "alpha")
 TEXT = "text_encoder.text_model."
 
@@ -102,6 +113,7 @@ def layouts(old=str):
         "diffusers, no text_model": dotted("unet.", "text_encoder.", AB),
         "diffusers, 2023": dotted("unet.", TEXT, ("lora.down.weight", "lora.up.weight", "lora.alpha")),
         "peft's module": dotted("unet.", TEXT, ("lora_A.style.weight", "lora_B.style.weight", "alpha")),
+        "diffusers, early 2023": (early, ("down.weight", "up.weight", "alpha")),
         "no prefix": dotted("", "text_model.", AB),
         "ComfyUI": dotted("diffusion_model.", "text_encoders.clip_l.transformer.text_model.", WAYS, old),
         "ComfyUI, peft's ends": dotted("diffusion_model.", "clip_l.transformer.text_model.", AB, old),
@@ -110,13 +122,23 @@ def layouts(old=str):
     }
 
 
-
 def tensors_of(made, name_of, ends):
     tensors = {}
     for (part, name), (down, up, alpha) in made.items():
         own = (down, up, None if alpha is None else torch.tensor(alpha))
-        tensors |= {f"{name_of(part, name)}.{end}": each for end, each in zip(ends, own, strict=True) if each is not None}
+        tensors |= {
+            f"{name_of(part, name)}.{end}": each for end, each in zip(ends, own, strict=True) if each is not None
+        }
     return tensors
+
+
+def check_changes(found, made):
+    """What was read is each layer's change, by hand."""
+    assert {(part, name.removeprefix("text_model.")) for part, name in found} == made.keys()
+    for (part, name), change in found.items():
+        down, up, alpha = made[part, name.removeprefix("text_model.")]
+        assert torch.equal(change.down.flatten(1), down.flatten(1)) and torch.equal(change.up.flatten(1), up.flatten(1))
+        assert change.alpha == (len(down) if alpha is None else alpha)
 
 
 def check_layers(pipe, name, made, scale=1.0):
@@ -135,27 +157,40 @@ def check_layers(pipe, name, made, scale=1.0):
         assert (found[place].get_delta_weight(name).double() - by_hand).abs().max() < 1e-5, place
 
 
+def parts(pipe):
+    return {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
+
+
 @pytest.mark.parametrize("layout", layouts())
-def test_every_layer_has_the_factor_of_its_file(pipe, layout, tmp_path):
+def test_a_layout_is_read_whole(pipe, layout, tmp_path):
     name_of, ends = layouts(original_names(pipe.unet).__getitem__)[layout]
     made = changes(pipe, {"unet": PROCESSORS} if layout == "save_attn_procs" else ENDS)
     save_file(tensors_of(made, name_of, ends), tmp_path / "style.safetensors")
+    check_changes(read_changes(tmp_path / "style.safetensors", parts(pipe)), made)
+
+
+@pytest.mark.parametrize("layout", ["kohya", "diffusers"])
+def test_every_layer_has_the_factor_of_its_file(pipe, layout, tmp_path):
+    made = changes(pipe)
+    save_file(tensors_of(made, *layouts()[layout]), tmp_path / "style.safetensors")
     name = lora.load(pipe, tmp_path / "style.safetensors", 1.0)
     check_layers(pipe, name, made)
     lora.set_scales(pipe, {name: -0.5})
     check_layers(pipe, name, made, -0.5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
-@pytest.mark.parametrize("shaped", ["as linear", "as 1x1", "alpha [1]", "rank 0"])
-def test_tensors_as_files_have_them(pipe, dtype, shaped, tmp_path):
+SHAPES = ("as linear", torch.float16), ("as 1x1", torch.bfloat16), ("alpha [1]", torch.float8_e4m3fn)
+SHAPES = (*SHAPES, ("rank 0", torch.float64))
+
+
+@pytest.mark.parametrize(("shaped", "dtype"), SHAPES)
+def test_tensors_as_files_have_them(pipe, shaped, dtype, tmp_path):
     """Any precision, 1x1 convolutions as linear layers and the other way, alphas of one dimension, empty layers."""
     made = changes(pipe)
     rounded = {k: (down.to(dtype), up.to(dtype), alpha) for k, (down, up, alpha) in made.items()}
     tensors = tensors_of(rounded, *layouts()["kohya"])
-    flat = {k: t for k, t in tensors.items() if t.ndim == 4 and t.shape[2:] == (1, 1)}
     more = {
-        "as linear": {k: t.flatten(1) for k, t in flat.items()},
+        "as linear": {k: t.flatten(1) for k, t in tensors.items() if t.ndim == 4 and t.shape[2:] == (1, 1)},
         "as 1x1": {k: t[..., None, None] for k, t in tensors.items() if t.ndim == 2},
         "alpha [1]": {k: t[None].to(dtype) for k, t in tensors.items() if not t.ndim},
     }
@@ -165,3 +200,141 @@ def test_tensors_as_files_have_them(pipe, dtype, shaped, tmp_path):
     save_file({k: t.contiguous() for k, t in (tensors | more[shaped]).items()}, tmp_path / "style.safetensors")
     name = lora.load(pipe, tmp_path / "style.safetensors", 1.0)
     check_layers(pipe, name, {k: (rounded[k][0].float(), rounded[k][1].float(), made[k][2]) for k in made})
+
+
+PEFT = {"r": 4, "lora_alpha": 6, "rank_pattern": {"attn1.to_q": 2}, "alpha_pattern": {"attn1.to_q": 5}}
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("written", ["peft's folder", "peft's file", "diffusers' metadata", "diffusers' adapter"])
+def test_alphas_beside_the_tensors(pipe, written, rslora, tmp_path):
+    """As peft itself scales them: by patterns, and by the root of the rank."""
+    ends = ["to_q", "to_v", "conv1"]
+    config = LoraConfig(**PEFT, target_modules=ends, use_rslora=rslora, init_lora_weights=False)
+    unet, folder = copy.deepcopy(pipe.unet), tmp_path / "style"
+    if written.startswith("peft"):
+        get_peft_model(unet, config).save_pretrained(folder)
+    else:
+        unet.add_adapter(config)
+        about = {"unet_lora_adapter_metadata": unet.peft_config["default"].to_dict()}
+        if written.endswith("adapter"):
+            unet.save_lora_adapter(folder)
+        else:
+            StableDiffusionPipeline.save_lora_weights(folder, get_peft_model_state_dict(unet), **about)
+    source = folder / "adapter_model.safetensors" if written == "peft's file" else folder
+    name, by_peft = lora.load(pipe, source, 1.0), {n: m for n, m in unet.named_modules() if hasattr(m, "lora_A")}
+    found = {n: m for n, m in pipe.unet.named_modules() if hasattr(m, "lora_A")}
+    assert found.keys() == by_peft.keys() and len({m.scaling[name] for m in found.values()}) == 2
+    for layer, own in by_peft.items():
+        assert found[layer].scaling[name] == pytest.approx(own.scaling["default"])
+        assert torch.equal(found[layer].lora_B[name].weight, own.lora_B["default"].weight)
+
+
+QUERY = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
+REFUSED = {
+    ".hada_w1_a": "a LoHa of LyCORIS",
+    ".lokr_w1": "a LoKr of LyCORIS",
+    ".oft_blocks": "an OFT or BOFT of LyCORIS",
+    ".a1.weight": "a GLoRA of LyCORIS",
+    ".on_input": "an IA3 of LyCORIS",
+    ".lora_mid.weight": "has lora_mid",
+    ".w_norm": "changes norms",
+    ".diff": "has full differences",
+    ".diff_b": "changes biases",
+    ".dora_scale": "is a DoRA",
+    ".lora_B.bias": "has biases",
+    ".lora_A.style.bias": "has biases",
+    ".lora_magnitude_vector": "is a DoRA",
+    ".lora_E": "is an AdaLoRA",
+}
+
+
+@pytest.mark.parametrize("end", REFUSED)
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_no_plain_lora_is_refused_by_what_it_is(pipe, end, alone, tmp_path):
+    tensors = {} if alone else tensors_of(changes(pipe, {"unet": ("to_q",)}), *layouts()["kohya"])
+    save_file(tensors | {QUERY + end: torch.ones(4, 4)}, tmp_path / "style.safetensors")
+    with pytest.raises(AdapterError, match=REFUSED[end]) as refused:
+        lora.load(pipe, tmp_path / "style.safetensors", 1.0)
+    assert "\n" not in str(refused.value) and not loras(pipe.unet)
+
+
+WRONG = {
+    "lora_te2_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "but Stable Diffusion XL",
+    "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": "but Flux",
+    f"{QUERY}.reshape_weight": r"tensors that are no LoRA's, .*reshape_weight; take them out",
+    f"{QUERY}.lora.up.weight": "changes .*to_q twice",
+    "lora_unet_conv_in.lora_up.weight": "is incomplete: it has no down for conv_in",
+    f"{QUERY}.alpha": "one number as .*alpha",
+    f"{QUERY}.lora_up.weight": "to_q is .*, got",
+    "unet:0:up": "cloneofsimo's",
+    "bundle_emb.someone.string_to_param.*": "load_textual_inversion",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused(pipe, name, tmp_path):
+    tensors = tensors_of(changes(pipe, {"unet": ("to_q",)}), *layouts()["kohya"])
+    save_file(tensors | {name: torch.ones(3, 5)}, tmp_path / "style.safetensors")
+    with pytest.raises(AdapterError, match=WRONG[name]):
+        lora.load(pipe, tmp_path / "style.safetensors", 1.0)
+
+
+def test_files_whose_numbers_are_none(pipe, tmp_path):
+    tensors, file = tensors_of(changes(pipe, {"unet": ("to_q",)}), *layouts()["kohya"]), tmp_path / "style.safetensors"
+    save_file(tensors | {f"{QUERY}.lora_up.weight": tensors[f"{QUERY}.lora_up.weight"] / 0}, file)
+    with pytest.raises(NumericsError, match="to_q holds NaN or infinity"):
+        lora.load(pipe, file, 1.0)
+    assert not lora.loaded_scales(pipe) and not any(hasattr(m, "lora_A") for m in pipe.unet.modules())
+    save_file(tensors | {k: t * 0 for k, t in tensors.items() if not t.ndim}, file)
+    lora.load(pipe, file, 1.0)  # some layers tell no alpha
+    zeros = {f"{k.rpartition('.lora_up')[0]}.alpha": torch.tensor(0.0) for k in tensors if "lora_up" in k}
+    save_file(tensors | zeros, file)
+    with pytest.raises(AdapterError, match="changes nothing"):
+        lora.load(pipe, file, 1.0)
+
+
+BROKEN = {
+    "not JSON": ("{", "is damaged"),
+    "a list": ("[1]", "is damaged"),
+    "another method": ('{"peft_type": "LOHA"}', "is peft's LOHA"),
+    "no number": ('{"lora_alpha": "much"}', "must be numbers by layer"),
+    "a slow pattern": ('{"lora_alpha": 1, "alpha_pattern": {"(a+)+b": 1}}', "by name, got the pattern"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_peft_configurations_that_are_none(pipe, kind, tmp_path):
+    text, why = BROKEN[kind]
+    tensors = tensors_of(changes(pipe, {"unet": ("to_q",)}, (None,)), *dotted("base_model.model.", "", AB))
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"adapter_config\.json says; put that file beside it"):
+        lora.load(pipe, tmp_path, 1.0)
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(AdapterError, match=why):
+        lora.load(pipe, tmp_path, 1.0)
+
+
+@pytest.mark.parametrize("config", [LoraConfig(use_dora=True), LoraConfig(lora_bias=True), LoHaConfig()])
+def test_what_diffusers_loaded_is_refused_where_sparse_steps_do_not_know_it(pipe, config):
+    config.target_modules = ["mid_block.resnets.0.conv1"]
+    pipe.unet.add_adapter(config)
+    with pytest.raises(UnsupportedModuleError, match=r"mid_block\.resnets\.0\.conv1 must have LoRAs without"):
+        Editor(pipe)
+
+
+@pytest.mark.parametrize("part", ENDS)
+def test_a_lora_of_one_part_is_recorded_and_missed(pipe, part, tmp_path):
+    """One of the text encoder alone as one of the UNet; an edit of a picture that was made with it needs it."""
+    file, editor = tmp_path / "style.safetensors", Editor(pipe)
+    save_file(tensors_of(changes(pipe, {part: ENDS[part]}, (3.0,)), *layouts()["kohya"]), file)
+    name = editor.load_lora(file, 0.5)
+    source = editor.generate(CAT, **QUICK)
+    assert dict(source.config.loras).keys() == {name}
+    assert {scaling for _, scaling in source.config.loras} == {1.5 / rank for rank in RANKS}
+    editor.scale_loras({}), editor.edit(DOG, mask=SQUARE)
+    editor.checkout(source.id), editor.unload_lora(name)
+    with pytest.raises(SessionError, match=f"with {name}, as it was made, and {name} is not loaded"):
+        editor.edit(DOG, mask=SQUARE)
+    with pytest.raises(SessionError, match="rebuilt with"):
+        editor.dense(source.id)
