@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from fisedit.errors import AdapterError, ModelError
+from fisedit.errors import AdapterError, ModelError, as_text
 from fisedit.models.weight_files import read_json, read_metadata, read_shapes
 from fisedit.sparse.modules import base_layer
 
@@ -36,7 +37,7 @@ class LayerChange:
     Args:
         down: [r, C_in, ...], shaped as the layer's weight.
         up: [C_out, r, 1...].
-        alpha: rank where the file tells none.
+        alpha: rank where the file tells none; of a DoRA's difference what makes the factor that of the file.
     """
 
     down: Tensor
@@ -47,7 +48,6 @@ class LayerChange:
 _MERGE = "merge it into a copy of the model with LyCORIS's tools/merge.py, and load that"
 _FAMILIES = (
     (r"^(unet|text_encoder):\d+:(up|down)$", "is a LoRA of cloneofsimo's, whose layers have no names", "convert it"),
-    (r"\.dora_scale$|lora_magnitude_vector", "is a DoRA, whose magnitudes sparse steps do not know", "load a LoRA"),
     (r"\.hada_[wt]", "is a LoHa of LyCORIS, which is not read", _MERGE),
     (r"\.lokr_[wt]", "is a LoKr of LyCORIS, which is not read", _MERGE),
     (r"(\.|_)b?oft_", "is an OFT or BOFT of LyCORIS, which is not read", _MERGE),
@@ -83,7 +83,8 @@ _PROCESSOR = re.compile(r"(?:\.processor)?\.(to_[qkv]|to_out)_lora\.")
 _ENDS = re.compile(
     r"\.(?:(?P<down>lora_down|lora\.down|lora_linear_layer\.down|lora_A(?:\.\w+?)?)(?:\.weight)?"
     r"|(?P<up>lora_up|lora\.up|lora_linear_layer\.up|lora_B(?:\.\w+?)?)(?:\.weight)?"
-    r"|(?P<alpha>(?:lora\.|lora_linear_layer\.)?alpha))$"
+    r"|(?P<alpha>(?:lora\.|lora_linear_layer\.)?alpha)"
+    r"|(?P<magnitude>dora_scale|lora_magnitude_vector(?:\.\w+?)??(?:\.weight)?))$"
 )
 """Kohya's, peft's and diffusers' names of a layer's tensors, in that order."""
 
@@ -121,8 +122,7 @@ def read_changes(file: Path, parts: Parts) -> dict[tuple[str, str], LayerChange]
         names, metadata = tuple(read_shapes(file)), read_metadata(file)
     except ModelError as error:
         raise AdapterError(str(error)) from error
-    places = _places(file, names, parts)
-    strengths = _Strengths(file, metadata)
+    places, strengths = _places(file, names, metadata, parts), _Strengths(file, metadata)
     if not strengths.told and any(map(_PEFT_PREFIX.match, names)) and not any(n.endswith(".alpha") for n in names):
         raise AdapterError(f"{file} is peft's, whose strength {PEFT_CONFIG} says; put that file beside it")
     tensors, found = load_file(file), dict[tuple[str, str], LayerChange]()
@@ -132,14 +132,19 @@ def read_changes(file: Path, parts: Parts) -> dict[tuple[str, str], LayerChange]
             raise AdapterError(f"{file} is incomplete: it has no {missing[0]} for {layer}; download it again")
         down, up = _fitted(file, layer, weight, tensors[own["down"]], tensors[own["up"]])
         alpha = _number(file, own["alpha"], tensors) if "alpha" in own else strengths.alpha(part, layer, len(down))
-        if len(down):
-            found[part, layer] = LayerChange(down, up, alpha)
+        if not len(down):
+            continue
+        found[part, layer] = LayerChange(down, up, alpha)
+        if "magnitude" in own:
+            found[part, layer] = _decomposed(file, own["magnitude"], tensors, weight, found[part, layer])
     if not any(change.alpha for change in found.values()):
         raise AdapterError(f"{file} changes nothing, as all its layers have rank or alpha 0; load another LoRA")
     return found
 
 
-def _places(file: Path, names: tuple[str, ...], parts: Parts) -> dict[tuple[str, str], dict[str, str]]:
+def _places(
+    file: Path, names: tuple[str, ...], metadata: Mapping[str, str], parts: Parts
+) -> dict[tuple[str, str], dict[str, str]]:
     """Every tensor's place: part and layer -> "down", "up" and "alpha" -> its name. Raises AdapterError."""
     for pattern, what, advice in _FAMILIES:
         if count := sum(bool(re.search(pattern, name)) for name in names):
@@ -153,23 +158,25 @@ def _places(file: Path, names: tuple[str, ...], parts: Parts) -> dict[tuple[str,
         elif (place := _layer(plain[: end.start()], layers)) is None:
             unknown.append(plain[: end.start()])
         elif found.setdefault(place, {}).setdefault(str(end.lastgroup), name) != name:
-            raise AdapterError(f"{file} changes {place[1]} twice, as {name} too; keep one of both")
+            raise AdapterError(f"{file} changes {place[1]} twice, as {as_text(name, 160)} too; keep one of both")
     if not found and not unknown:
         raise AdapterError(f"{file} holds no LoRA; load an adapter with load_adapter, a model with from_pretrained")
     if unknown:
-        raise AdapterError(_misfit(file, names, sorted(set(unknown))))
+        raise AdapterError(_misfit(file, names, metadata, sorted(set(unknown))))
     if unread:
         more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-        raise AdapterError(f"{file} has tensors that are no LoRA's, {unread[0]}{more}; take them out")
+        raise AdapterError(f"{file} has tensors that are no LoRA's, {as_text(unread[0], 160)}{more}; take them out")
     return found
 
 
-def _misfit(file: Path, names: tuple[str, ...], unknown: list[str]) -> str:
+def _misfit(file: Path, names: tuple[str, ...], metadata: Mapping[str, str], unknown: list[str]) -> str:
     """The message about layers that the model does not have."""
     other = next((model for pattern, model in _OTHER_MODELS if any(re.search(pattern, name) for name in names)), None)
-    made_for = f" but {other}" if other else ""
+    told = next((metadata[key] for key in ("modelspec.architecture", "ss_base_model_version") if key in metadata), None)
+    told = None if told is None else f"its metadata name {as_text(told)}"
     more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-    return f"the LoRA {file} does not fit this model{made_for} (no layer {unknown[0]}{more}); load what it was made for"
+    why = "; ".join(filter(None, (f"no layer {as_text(unknown[0], 160)}{more}", other and f"it is for {other}", told)))
+    return f"the LoRA {file} does not fit this model ({why}); load what it was made for"
 
 
 def _layer(name: str, layers: Mapping[str, Mapping[str, str]]) -> tuple[str, str] | None:
@@ -269,12 +276,37 @@ def _fitted(file: Path, layer: str, weight: Tensor, down: Tensor, up: Tensor) ->
     return down.reshape(rank, *inner), up.reshape(out, rank, *[1] * (len(inner) - 1))
 
 
+def _decomposed(
+    file: Path, name: str, tensors: Mapping[str, Tensor], weight: Tensor, change: LayerChange
+) -> LayerChange:
+    """What a DoRA (arXiv 2402.09353) changes: the sum of weight and product gets other norms, by output, or by input as
+    LyCORIS has it too. The difference has full rank; one of its factors is the identity."""
+    base, factor = weight.detach().cpu().float(), change.alpha / len(change.down)
+    summed = base + factor * (change.up.float().flatten(1) @ change.down.float().flatten(1)).view_as(base)
+    magnitude = tensors[name].float()
+    by_input = name.endswith("dora_scale") and magnitude.ndim > 1 and len(magnitude) == 1
+    rows = summed.transpose(0, 1) if by_input else summed
+    if magnitude.numel() != len(rows):
+        got = f"{list(weight.shape)} and {list(magnitude.shape)}"
+        raise AdapterError(f"{file} must have a magnitude for each row as {as_text(name, 160)}, got {got}; convert it")
+    norms = rows.flatten(1).norm(dim=1).clamp_min(1e-12)
+    rows = rows * (magnitude.flatten() / norms).view(-1, *[1] * (rows.ndim - 1))
+    factor = factor or 1.0
+    difference = ((rows.transpose(0, 1) if by_input else rows) - base) / factor
+    identity = torch.eye(len(base)).view(*[len(base)] * 2, *[1] * (base.ndim - 2))
+    return LayerChange(difference, identity, factor * len(base))
+
+
 def _number(file: Path, name: str, tensors: Mapping[str, Tensor]) -> float:
     """A tensor of one number, of whatever shape."""
     values = tensors[name].double().flatten()
     if len(values) != 1 or not values.isfinite().all():
         raise AdapterError(f"{file} must have one number as {name}, got {values.tolist()[:4]}; download it again")
     return float(values[0])
+
+
+_OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Starts of peft's initialisations that change the model's own weights."""
 
 
 class _Strengths:
@@ -301,7 +333,9 @@ class _Strengths:
                 f"what {file} or {PEFT_CONFIG} says of the LoRA is damaged; download it again"
             ) from error
         if (method := self._config.get("peft_type", "LORA")) != "LORA":
-            raise AdapterError(f"{file} is peft's {method}, which is not read; load a LoRA")
+            raise AdapterError(f"{file} is peft's {as_text(method)}, which is not read; load a LoRA")
+        if str(started := self._config.get("init_lora_weights")).startswith(_OTHER_BASES):
+            raise AdapterError(f"{file} is for weights that {as_text(started)} changed; save it converted to a LoRA")
 
     @property
     def told(self) -> bool:
@@ -332,7 +366,9 @@ def _by_pattern(file: Path, patterns: Mapping[str, Any], layer: str, default: An
     that it writes are names, and others, which could take for ever, are refused."""
     names = {key: key.removeprefix("^").removesuffix("$").replace("\\.", ".") for key in patterns}
     if unusual := next((key for key, name in names.items() if not re.fullmatch(r"[\w.]+", name)), None):
-        raise AdapterError(f"alphas of {file} must be of layers by name, got the pattern {unusual[:80]}; save it anew")
+        raise AdapterError(
+            f"alphas of {file} must be of layers by name, got the pattern {as_text(unusual)}; save it anew"
+        )
     own = f".{layer.removeprefix('text_model.')}"
     fits = (key for key, name in names.items() if own.endswith(f".{name.removeprefix('text_model.')}"))
     return patterns.get(next(fits, ""), default)

@@ -17,7 +17,7 @@ from fisedit import Editor
 from fisedit.adapters import lora
 from fisedit.adapters.lora_layouts import layer_names, read_changes
 from fisedit.errors import AdapterError, NumericsError, SessionError, UnsupportedModuleError
-from fisedit.sparse.modules import base_layer, loras
+from fisedit.sparse.modules import base_layer, loras, weight_of
 from tests.support.edits import CAT, DOG
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
@@ -230,6 +230,45 @@ def test_alphas_beside_the_tensors(pipe, written, rslora, tmp_path):
         assert torch.equal(found[layer].lora_B[name].weight, own.lora_B["default"].weight)
 
 
+@pytest.mark.parametrize("kind", ["peft's", "kohya's", "by input"])
+def test_a_dora_is_what_peft_makes_of_it(pipe, kind, tmp_path):
+    """Each layer's magnitudes are those of its file, and its factor is alpha / rank."""
+    unet, ends = copy.deepcopy(pipe.unet), ["to_q", "conv1", "proj_in"]
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=ends, use_dora=True, init_lora_weights=False)
+    wrapped = get_peft_model(unet, config)
+    layers = {n: m for n, m in unet.named_modules() if hasattr(m, "lora_A")}
+    draw = torch.Generator().manual_seed(1)
+    for layer in layers.values():
+        magnitude = layer.lora_magnitude_vector["default"].weight
+        magnitude.data *= torch.rand(magnitude.shape, generator=draw) + 0.5
+    wrapped.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    if kind != "peft's":
+        file, tensors = tmp_path / "style.safetensors", {}
+        for name, layer in layers.items():
+            own, base = layer.lora_magnitude_vector["default"].weight.detach(), layer.get_base_layer().weight
+            scale = torch.rand(1, base.shape[1], *[1] * (base.ndim - 2), generator=draw) + 0.5
+            scale = scale if kind == "by input" else own.reshape(-1, *[1] * (base.ndim - 1))
+            halves = layer.lora_A["default"].weight, layer.lora_B["default"].weight, torch.tensor(6.0), scale
+            ends = ("lora_down.weight", "lora_up.weight", "alpha", "dora_scale")
+            tensors |= {
+                f"lora_unet_{name.replace('.', '_')}.{e}": t.detach() for e, t in zip(ends, halves, strict=True)
+            }
+        save_file({k: t.clone() for k, t in tensors.items()}, file)
+    loaded = lora.load(pipe, file, 1.0)
+    for name, by_peft in layers.items():
+        layer, base = pipe.unet.get_submodule(name), by_peft.get_base_layer().weight
+        assert layer.scaling[loaded] == 1.5
+        if kind == "by input":  # LyCORIS's own formula
+            expected = base + by_peft.get_delta_weight("default")
+            norm = expected.transpose(0, 1).flatten(1).norm(dim=1).view(1, -1, *[1] * (base.ndim - 2))
+            expected = expected * tensors[f"lora_unet_{name.replace('.', '_')}.dora_scale"] / norm
+        else:
+            by_peft.merge(safe_merge=True)
+            expected = by_peft.get_base_layer().weight
+        assert (weight_of(layer) - expected).abs().max() < 1e-5
+
+
 QUERY = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
 REFUSED = {
     ".hada_w1_a": "a LoHa of LyCORIS",
@@ -241,10 +280,8 @@ REFUSED = {
     ".w_norm": "changes norms",
     ".diff": "has full differences",
     ".diff_b": "changes biases",
-    ".dora_scale": "is a DoRA",
     ".lora_B.bias": "has biases",
     ".lora_A.style.bias": "has biases",
-    ".lora_magnitude_vector": "is a DoRA",
     ".lora_E": "is an AdaLoRA",
 }
 
@@ -260,9 +297,9 @@ def test_what_is_no_plain_lora_is_refused_by_what_it_is(pipe, end, alone, tmp_pa
 
 
 WRONG = {
-    "lora_te2_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "but Stable Diffusion XL",
-    "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": "but Flux",
-    f"{QUERY}.reshape_weight": r"tensors that are no LoRA's, .*reshape_weight; take them out",
+    "lora_te2_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "it is for Stable Diffusion XL",
+    "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": "it is for Flux",
+    f"{QUERY}.reshape_weight": r"tensors that are no LoRA's, .*reshape_weight'; take them out",
     f"{QUERY}.lora.up.weight": "changes .*to_q twice",
     "lora_unet_conv_in.lora_up.weight": "is incomplete: it has no down for conv_in",
     f"{QUERY}.alpha": "one number as .*alpha",
@@ -297,7 +334,8 @@ def test_files_whose_numbers_are_none(pipe, tmp_path):
 BROKEN = {
     "not JSON": ("{", "is damaged"),
     "a list": ("[1]", "is damaged"),
-    "another method": ('{"peft_type": "LOHA"}', "is peft's LOHA"),
+    "another method": ('{"peft_type": "LOHA"}', "is peft's 'LOHA'"),
+    "another base": ('{"init_lora_weights": "pissa_niter_4"}', "that 'pissa_niter_4' changed"),
     "no number": ('{"lora_alpha": "much"}', "must be numbers by layer"),
     "a slow pattern": ('{"lora_alpha": 1, "alpha_pattern": {"(a+)+b": 1}}', "by name, got the pattern"),
 }
