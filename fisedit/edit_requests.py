@@ -386,8 +386,8 @@ class EditRequests(ABC):
         made_with, pipe = dict(result.config.loras), self.engine.pipe
         if missing := ", ".join(sorted(made_with.keys() - lora_names(pipe.unet, pipe.text_encoder))):
             raise SessionError(
-                f"result {result.id} must be edited or rebuilt with {', '.join(made_with)}, as it was made, and "
-                f"{missing} is not loaded; load it with load_lora"
+                f"result {result.id} must be edited or rebuilt with {', '.join(made_with)}, as it was made, got "
+                f"a model without {missing}; load that with load_lora"
             )
 
     def check_own_loras(self, result: EditResult) -> None:

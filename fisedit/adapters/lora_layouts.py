@@ -79,6 +79,8 @@ _OTHER_MODELS = (
     (r"joint_blocks|^transformer\.|^lora_transformer_", "a transformer such as Stable Diffusion 3 or Flux"),
 )
 
+_LARGEST_ALPHA = 1e6
+
 _PROCESSOR = re.compile(r"(?:\.processor)?\.(to_[qkv]|to_out)_lora\.")
 _ENDS = re.compile(
     r"\.(?:(?P<down>lora_down|lora\.down|lora_linear_layer\.down|lora_A(?:\.\w+?)?)(?:\.weight)?"
@@ -132,6 +134,8 @@ def read_changes(file: Path, parts: Parts) -> dict[tuple[str, str], LayerChange]
             raise AdapterError(f"{file} is incomplete: it has no {missing[0]} for {layer}; download it again")
         down, up = _fitted(file, layer, weight, tensors[own["down"]], tensors[own["up"]])
         alpha = _number(file, own["alpha"], tensors) if "alpha" in own else strengths.alpha(part, layer, len(down))
+        if not abs(alpha) <= _LARGEST_ALPHA:  # not a number, too
+            raise AdapterError(f"{file} must have alphas up to {_LARGEST_ALPHA:g}, got {alpha} for {layer}; download it again")
         if not len(down):
             continue
         found[part, layer] = LayerChange(down, up, alpha)
@@ -300,8 +304,8 @@ def _decomposed(
 def _number(file: Path, name: str, tensors: Mapping[str, Tensor]) -> float:
     """A tensor of one number, of whatever shape."""
     values = tensors[name].double().flatten()
-    if len(values) != 1 or not values.isfinite().all():
-        raise AdapterError(f"{file} must have one number as {name}, got {values.tolist()[:4]}; download it again")
+    if len(values) != 1:
+        raise AdapterError(f"{file} must have one number as {as_text(name, 160)}, got {len(values)}; download it again")
     return float(values[0])
 
 
