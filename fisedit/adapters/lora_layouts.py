@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,20 +131,29 @@ def read_changes(file: Path, parts: Parts) -> dict[tuple[str, str], LayerChange]
     tensors, found = load_file(file), dict[tuple[str, str], LayerChange]()
     for (part, layer), own in places.items():
         weight = base_layer(parts[part].get_submodule(layer)).weight
-        if missing := [role for role in ("down", "up") if role not in own]:
-            raise AdapterError(f"{file} is incomplete: it has no {missing[0]} for {layer}; download it again")
-        down, up = _fitted(file, layer, weight, tensors[own["down"]], tensors[own["up"]])
-        alpha = _number(file, own["alpha"], tensors) if "alpha" in own else strengths.alpha(part, layer, len(down))
-        if not abs(alpha) <= _LARGEST_ALPHA:  # not a number, too
-            raise AdapterError(f"{file} must have alphas up to {_LARGEST_ALPHA:g}, got {alpha} for {layer}; download it again")
-        if not len(down):
-            continue
-        found[part, layer] = LayerChange(down, up, alpha)
-        if "magnitude" in own:
+        told = partial(strengths.alpha, part, layer)
+        found[part, layer] = _change(file, layer, weight, {role: tensors[name] for role, name in own.items()}, told)
+        if "magnitude" in own and len(found[part, layer].down):
             found[part, layer] = _decomposed(file, own["magnitude"], tensors, weight, found[part, layer])
-    if not any(change.alpha for change in found.values()):
+    if not any(change.alpha and len(change.down) for change in found.values()):
         raise AdapterError(f"{file} changes nothing, as all its layers have rank or alpha 0; load another LoRA")
-    return found
+    return {place: change for place, change in found.items() if len(change.down)}
+
+
+def _change(
+    file: Path, layer: str, weight: Tensor, own: Mapping[str, Tensor], told: Callable[[int], float]
+) -> LayerChange:
+    """A layer's change of its tensors by role; `told` has the alpha of a rank where there is no such tensor."""
+    if missing := [role for role in ("down", "up") if role not in own]:
+        raise AdapterError(f"{file} is incomplete: it has no {missing[0]} for {layer}; download it again")
+    down, up = _fitted(file, layer, weight, own["down"], own["up"])
+    numbers = own["alpha"].double().flatten().tolist() if "alpha" in own else [told(len(down))]
+    if len(numbers) != 1:
+        raise AdapterError(f"{file} must have one number as alpha of {layer}, got {len(numbers)}; convert it")
+    alpha = float(numbers[0])
+    if not abs(alpha) <= _LARGEST_ALPHA:  # not a number, too
+        raise AdapterError(f"{file} must have alphas up to {_LARGEST_ALPHA:g}, got {alpha} for {layer}; convert it")
+    return LayerChange(down, up, alpha)
 
 
 def _places(
@@ -299,14 +309,6 @@ def _decomposed(
     difference = ((rows.transpose(0, 1) if by_input else rows) - base) / factor
     identity = torch.eye(len(base)).view(*[len(base)] * 2, *[1] * (base.ndim - 2))
     return LayerChange(difference, identity, factor * len(base))
-
-
-def _number(file: Path, name: str, tensors: Mapping[str, Tensor]) -> float:
-    """A tensor of one number, of whatever shape."""
-    values = tensors[name].double().flatten()
-    if len(values) != 1:
-        raise AdapterError(f"{file} must have one number as {as_text(name, 160)}, got {len(values)}; download it again")
-    return float(values[0])
 
 
 _OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")

@@ -302,7 +302,7 @@ WRONG = {
     f"{QUERY}.reshape_weight": r"tensors that are no LoRA's, .*reshape_weight'; take them out",
     f"{QUERY}.lora.up.weight": "changes .*to_q twice",
     "lora_unet_conv_in.lora_up.weight": "is incomplete: it has no down for conv_in",
-    f"{QUERY}.alpha": "one number as .*alpha",
+    f"{QUERY}.alpha": "one number as alpha of mid_block.*got 15",
     f"{QUERY}.lora_up.weight": "to_q is .*, got",
     "unet:0:up": "cloneofsimo's",
     "bundle_emb.someone.string_to_param.*": "load_textual_inversion",
