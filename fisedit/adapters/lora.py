@@ -21,6 +21,7 @@ from fisedit.models.injection import exclusive
 from fisedit.models.paths import DEMO_LORAS, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_metadata
+from fisedit.sparse.modules import base_layer
 from fisedit.values import check_scale, make_generation_config
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
 
     Args:
         pipe: that gets it.
-        source: "demo-fast", a .safetensors file, or a folder with diffusers' own.
+        source: as in `weight_file`.
         scale: of the LoRA, -10 to 10.
 
     Returns:
@@ -136,7 +137,10 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
         loaded = loaded_scales(pipe)
         if name in loaded:
             raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
-        changes = read_changes(file, _parts(pipe))
+        changes = {
+            (part, layer): _fitted(layer, _parts(pipe)[part].get_submodule(layer), change)
+            for (part, layer), change in read_changes(file, _parts(pipe)).items()
+        }
         try:
             for part, model in _parts(pipe).items():
                 _insert(model, name, {layer: change for (of, layer), change in changes.items() if of == part})
@@ -193,6 +197,15 @@ def _parts(pipe: StableDiffusionPipeline) -> dict[str, nn.Module]:
     return {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
 
 
+def _fitted(layer: str, module: nn.Module, change: LayerChange) -> LayerChange:
+    """A change on a layer's device, in its precision. Raises NumericsError where it is not finite."""
+    weight = base_layer(module).weight
+    down, up = (half.to(weight.device, weight.dtype).contiguous() for half in (change.down, change.up))
+    if not (down.isfinite().all() and up.isfinite().all()):
+        raise NumericsError(f"the LoRA's {layer} holds NaN or infinity; download it again or use fp32")
+    return LayerChange(down, up, change.alpha)
+
+
 def _insert(model: Any, name: str, changes: Mapping[str, LayerChange]) -> None:
     """Put changes beside a model's layers. Ranks and alphas are set by layer: peft's patterns would cost minutes."""
     from peft import LoraConfig
@@ -204,14 +217,10 @@ def _insert(model: Any, name: str, changes: Mapping[str, LayerChange]) -> None:
         warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
         model.add_adapter(LoraConfig(r=1, target_modules=list(changes), init_lora_weights=False), name)
     for layer, change in changes.items():
-        module, rank = model.get_submodule(layer), len(change.down)
-        weight = module.get_base_layer().weight
-        for factors, values in ((module.lora_A, change.down), (module.lora_B, change.up)):
-            own = values.to(weight.device, weight.dtype).contiguous()
-            if not own.isfinite().all():
-                raise NumericsError(f"the LoRA's {layer} holds NaN or infinity; download it again or use fp32")
-            factors[name].weight = nn.Parameter(own, requires_grad=False)
-        module.r[name], module.lora_alpha[name] = rank, change.alpha
+        module = model.get_submodule(layer)
+        module.lora_A[name].weight = nn.Parameter(change.down, requires_grad=False)
+        module.lora_B[name].weight = nn.Parameter(change.up, requires_grad=False)
+        module.r[name], module.lora_alpha[name] = len(change.down), change.alpha
         module.set_scale(name, 1.0)
 
 
