@@ -41,7 +41,7 @@ class LoraCatalog:
 
     Raises:
         AdapterError: one cannot be loaded.
-        InputError: two have one label, or one changes nothing that a config could record.
+        InputError: two have one label.
     """
 
     def __init__(self, editor: Editor, sources: Sequence[str | Path]) -> None:
@@ -105,9 +105,7 @@ class LoraCatalog:
             raise InputError(f"two LoRAs are called {label}; rename one of them")
         name = editor.load_lora(file)
         editor.scale_loras({name: 1.0})
-        layers = [scaling for of, scaling in loras(editor.pipe.unet) if of == name]
-        if not layers:
-            raise InputError(f"the LoRA {file} changes no layer of the UNet; give one that does")
+        layers = [scaling for of, scaling in loras(editor.pipe.unet, editor.pipe.text_encoder) if of == name]
         self._files[label], self._names[label], self._units[name] = file, name, max(layers, key=abs)
         if sampling := suggested_sampling(file):
             self._sampling[label] = sampling

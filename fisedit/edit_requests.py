@@ -24,6 +24,7 @@ from fisedit.masking.region_values import RegionCanvas
 from fisedit.masking.text_diff import diff
 from fisedit.models.injection import exclusive
 from fisedit.models.stopwatch import Stopwatch
+from fisedit.sparse.modules import lora_names
 from fisedit.values import (
     CONTROL,
     DENSE_STEP,
@@ -256,7 +257,7 @@ class EditRequests(ABC):
         self.refresh()
         size = None if picture is None else picture.size
         like = self._conditions(config, config, conditions, size)
-        config = self._with_words(replace(config, like=like, loras=self.engine.executor.loras))
+        config = self._with_words(replace(config, like=like, loras=self.engine.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
     @_naming_references
@@ -290,7 +291,8 @@ class EditRequests(ABC):
         """
         region, repaint = region or Region.words(), repaint or Repaint()
         self.refresh()
-        parent, loras = self.history.current, self.engine.executor.loras
+        parent, loras = self.history.current, self.engine.loras
+        self._check_loras_present(parent)
         textual_inversion.check_words(self.engine.pipe, parent.config, [each.prompt for each in parent.run.regional])
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
@@ -379,12 +381,21 @@ class EditRequests(ABC):
                 configs = [each.config for each in (*self.history, *self._requests)]
                 self.engine.references.keep({entry.reference for config in configs for entry in config.like})
 
+    def _check_loras_present(self, result: EditResult) -> None:
+        """Raise SessionError where a LoRA that a result was made with is loaded no more; its scale may be another."""
+        made_with, pipe = dict(result.config.loras), self.engine.pipe
+        if missing := ", ".join(sorted(made_with.keys() - lora_names(pipe.unet, pipe.text_encoder))):
+            raise SessionError(
+                f"result {result.id} must be edited or rebuilt with {', '.join(made_with)}, as it was made, got "
+                f"a model without {missing}; load that with load_lora"
+            )
+
     def check_own_loras(self, result: EditResult) -> None:
         """Raise SessionError where the model has other LoRAs, or other scales, than a result was made with."""
-        if result.config.loras != self.engine.executor.loras:
-            lora_names = ", ".join(dict(result.config.loras)) or "no LoRA"
+        if result.config.loras != self.engine.loras:
+            names = ", ".join(dict(result.config.loras)) or "no LoRA"
             raise SessionError(
-                f"result {result.id} must be rebuilt with {lora_names}, as it was made, and with the same scales; "
+                f"result {result.id} must be rebuilt with {names}, as it was made, and with the same scales; "
                 "load that, and unload others"
             )
 

@@ -115,7 +115,8 @@ class Renderer(EditRequests):
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
     def _check_loras(self, request: EditRequest) -> None:
-        if loras(self.engine.pipe.unet) != request.config.loras:
+        pipe = self.engine.pipe
+        if loras(pipe.unet, pipe.text_encoder) != request.config.loras:
             raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:

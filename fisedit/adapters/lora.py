@@ -1,6 +1,7 @@
-"""LoRAs (arXiv 2106.09685), in kohya's or diffusers' format: checked, and put into a pipeline by diffusers' own loader.
+"""LoRAs (arXiv 2106.09685), read in any layout by `lora_layouts`, and put into a pipeline as peft's layers.
 
-The weights stay beside the model's, so that taking them out leaves it exactly as it was. Knows files and pipelines.
+Every layer is scaled by alpha / rank as its file has it, which diffusers' own loader does not do. The weights stay
+beside the model's, so that taking them out leaves it exactly as it was. Knows files and pipelines.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import warnings
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from fisedit.errors import AdapterError, ModelError
+from fisedit.adapters.lora_layouts import LayerChange, read_changes
+from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.models.device import default_torch_state
 from fisedit.models.injection import exclusive
-from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import DEMO_LORAS, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import read_metadata, read_shapes
+from fisedit.models.weight_files import read_metadata
+from fisedit.sparse.modules import base_layer
 from fisedit.values import check_scale, make_generation_config
 
 if TYPE_CHECKING:
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
 
     from fisedit.values import SchedulerName
 
-_DOWN = ("lora_down.weight", "lora_A.weight", "lora.down.weight", "lora_linear_layer.down.weight", "_lora.down.weight")
 FILE = "pytorch_lora_weights.safetensors"
 """The file that a folder of diffusers' holds."""
+
+_PEFT_FILE = "adapter_model.safetensors"
 
 
 _scales: WeakKeyDictionary[nn.Module, dict[str, float]] = WeakKeyDictionary()
@@ -67,7 +70,7 @@ def weight_file(source: str | Path) -> Path:
     """The file of a LoRA.
 
     Args:
-        source: one of `DEMO_LORAS`, a .safetensors file, or a folder with diffusers' own.
+        source: one of `DEMO_LORAS`, a .safetensors file, or a folder with diffusers' or peft's.
 
     Raises:
         AdapterError: there is none, or it is pickled.
@@ -76,12 +79,15 @@ def weight_file(source: str | Path) -> Path:
         path = demo_adapter_folder(str(source)) if str(source) in DEMO_LORAS else expand_home(source)
     except ModelError as error:
         raise AdapterError(str(error)) from error
-    file = path / FILE if path.is_dir() else path
+    files = [path / name for name in (FILE, _PEFT_FILE)] if path.is_dir() else [path]
+    file = next((each for each in files if each.is_file()), files[0])
     if problem := pickled(file):
         raise AdapterError(str(problem))
     if not file.is_file():
         shipped = ", ".join(f'"{name}"' for name in DEMO_LORAS)
-        raise AdapterError(f"LoRA must be {shipped}, a .safetensors file or a folder with {FILE}, got {path}")
+        raise AdapterError(
+            f"LoRA must be {shipped}, a .safetensors file or a folder with {FILE} or {_PEFT_FILE}, got {path}"
+        )
     return file
 
 
@@ -112,7 +118,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
 
     Args:
         pipe: that gets it.
-        source: "demo-fast", a .safetensors file, or a folder with diffusers' own.
+        source: as in `weight_file`.
         scale: of the LoRA, -10 to 10.
 
     Returns:
@@ -120,30 +126,28 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
 
     Raises:
         AdapterError: no such file, no LoRA, or one of another model.
+        NumericsError: weights that are NaN or infinite.
         InputError: a scale out of range.
     """
     if find_spec("peft") is None:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
     file, scale = weight_file(source), check_scale(scale)
-    layers, name = _layers(file), _name(file)
-    with exclusive(*_parts(pipe)), quiet_loaders(), warnings.catch_warnings():
+    name = _name(file)
+    with exclusive(*_parts(pipe).values()):
         loaded = loaded_scales(pipe)
         if name in loaded:
             raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
-        warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
+        changes = {
+            (part, layer): _fitted(layer, _parts(pipe)[part].get_submodule(layer), change)
+            for (part, layer), change in read_changes(file, _parts(pipe)).items()
+        }
         try:
-            pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True)
+            for part, model in _parts(pipe).items():
+                _insert(model, name, {layer: change for (of, layer), change in changes.items() if of == part})
             set_scales(pipe, {**loaded, name: scale})
-        except (ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
+        except BaseException:
             _take_out(pipe, loaded, name)
-            why = next(iter(str(error).splitlines()), "")[:200]
-            raise AdapterError(f"the LoRA {file} does not fit this model ({why}); load what it was made for") from error
-        num_found = sum(name in getattr(m, "lora_A", ()) for part in _parts(pipe) for m in part.modules())
-        if num_found != layers:
-            _take_out(pipe, loaded, name)
-            raise AdapterError(
-                f"the LoRA {file} changes {layers} layers, of which {num_found} are here; convert it anew"
-            )
+            raise
     return name
 
 
@@ -157,8 +161,8 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
     from diffusers.utils.peft_utils import set_adapter_layers
 
     active = {name: scale for name, scale in scales.items() if scale}
-    with exclusive(*_parts(pipe)):
-        for part in _parts(pipe):
+    with exclusive(*_parts(pipe).values()):
+        for part in _parts(pipe).values():
             set_adapter_layers(part, enabled=bool(active))
         if active:
             pipe.set_adapters(list(active), list(active.values()))
@@ -173,12 +177,12 @@ def unload(pipe: StableDiffusionPipeline, name: str) -> None:
         pipe: that has it.
         name: of the LoRA, one of `loaded_scales`.
     """
-    with exclusive(*_parts(pipe)):
+    with exclusive(*_parts(pipe).values()):
         _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)
 
 
 def _take_out(pipe: StableDiffusionPipeline, remaining: Mapping[str, float], name: str) -> None:
-    with exclusive(*_parts(pipe)):
+    with exclusive(*_parts(pipe).values()):
         loaded_names = {one for names in pipe.get_list_adapters().values() for one in names}
         if loaded_names <= {name}:
             pipe.unload_lora_weights()
@@ -189,25 +193,38 @@ def _take_out(pipe: StableDiffusionPipeline, remaining: Mapping[str, float], nam
             set_scales(pipe, remaining)
 
 
-def _parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, nn.Module]:
-    return pipe.unet, pipe.text_encoder
+def _parts(pipe: StableDiffusionPipeline) -> dict[str, nn.Module]:
+    return {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
+
+
+def _fitted(layer: str, module: nn.Module, change: LayerChange) -> LayerChange:
+    """A change on a layer's device, in its precision. Raises NumericsError where it is not finite."""
+    weight = base_layer(module).weight
+    down, up = (half.to(weight.device, weight.dtype).contiguous() for half in (change.down, change.up))
+    if not (down.isfinite().all() and up.isfinite().all()):
+        raise NumericsError(f"the LoRA's {layer} holds NaN or infinity; download it again or use fp32")
+    return LayerChange(down, up, change.alpha)
+
+
+def _insert(model: Any, name: str, changes: Mapping[str, LayerChange]) -> None:
+    """Put changes beside a model's layers. Ranks and alphas are set by layer: peft's patterns would cost minutes."""
+    from peft import LoraConfig
+    from torch import nn
+
+    if not changes:
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="peft")  # that there are several is meant
+        model.add_adapter(LoraConfig(r=1, target_modules=list(changes), init_lora_weights=False), name)
+    for layer, change in changes.items():
+        module = model.get_submodule(layer)
+        module.lora_A[name].weight = nn.Parameter(change.down, requires_grad=False)
+        module.lora_B[name].weight = nn.Parameter(change.up, requires_grad=False)
+        module.r[name], module.lora_alpha[name] = len(change.down), change.alpha
+        module.set_scale(name, 1.0)
 
 
 def _name(file: Path) -> str:
     """A readable name, unique by the file's content."""
     with file.open("rb") as content:
         return f"{file.stem.replace('.', '_')}_{hashlib.file_digest(content, 'sha256').hexdigest()[:8]}"
-
-
-def _layers(file: Path) -> int:
-    """Count the layers that a LoRA changes."""
-    try:
-        names = read_shapes(file)
-    except ModelError as error:
-        raise AdapterError(str(error)) from error
-    if any("dora_scale" in name or "lora_magnitude_vector" in name for name in names):
-        raise AdapterError(f"{file} is a DoRA, whose magnitudes sparse steps do not know; load a LoRA")
-    layers = sum(name.endswith(_DOWN) for name in names)
-    if not layers:
-        raise AdapterError(f"{file} holds no LoRA; load an adapter with load_adapter, a model with from_pretrained")
-    return layers

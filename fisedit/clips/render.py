@@ -240,7 +240,7 @@ def _base(
     pipe, whole = editor.pipe, hashlib.sha256()
     adapters = sorted(f"{loaded.adapter.identity} {loaded.use}" for loaded in editor.adapters)
     parts = dict(pipe.scheduler.config), dict(pipe.vae.config), weights_digest(pipe), pipe.unet.dtype, pipe.unet.device
-    loaded_now = loras(pipe.unet), textual_inversion.loaded(pipe)
+    loaded_now = loras(pipe.unet, pipe.text_encoder), textual_inversion.loaded(pipe)
     whole.update(repr((__version__, source.config, chosen, adapters, loaded_now, parts)).encode())
     for picture in (source.image, *([] if reference is None else [to_editable(reference)])):
         whole.update(f"{picture.mode} {picture.size}".encode() + picture.tobytes())

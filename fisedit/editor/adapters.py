@@ -29,14 +29,16 @@ class AdapterMixin(EditorBase):
 
         Args:
             source: "demo-fast", which ships for the demo model and paints in four steps of LCM without guidance, a
-                .safetensors file in kohya's or diffusers' format, or a folder with diffusers' own.
+                .safetensors file in the layout of kohya's scripts, diffusers, peft, ComfyUI or OneTrainer, or a folder
+                of diffusers' or peft's. LoCons and DoRAs are read too.
             scale: how much it counts in the UNet and in the text encoder, -10 to 10. Several LoRAs add up.
 
         Returns:
             Its name, for `unload_lora`.
 
         Raises:
-            AdapterError: it is missing, damaged, no LoRA or made for another model. InputError: a scale out of range.
+            AdapterError: it is missing, damaged, no LoRA, of a family that is not read, or made for another model.
+            NumericsError: it holds NaN or infinity. InputError: a scale out of range.
         """
         return lora.load(self.pipe, source, scale)
 

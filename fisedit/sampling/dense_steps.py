@@ -150,7 +150,10 @@ class DenseSteps(EngineBase):
         Raises:
             PageError: the model's LoRAs or adapters are others now.
         """
-        others = config.loras != loras(self.pipe.unet) or used(self.pipe, config) != config.textual_inversions
+        others = (
+            config.loras != loras(self.pipe.unet, self.pipe.text_encoder)
+            or used(self.pipe, config) != config.textual_inversions
+        )
         if others or any(r.adapter not in self.references.adapters for r in config.like):
             raise PageError("recorded features are gone, and the model's LoRAs, adapters or words are others now")
         if text is None:

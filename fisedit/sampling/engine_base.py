@@ -19,7 +19,7 @@ from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, mask_queries
 from fisedit.sparse.feature_codec import AS_RECORDED, FeatureEncoding
 from fisedit.sparse.feature_tiers import FeatureTiers
-from fisedit.sparse.modules import LayerSite, Role
+from fisedit.sparse.modules import LayerSite, Role, loras
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs
 from fisedit.sparse_kernels.row_plan import SparsePlan
@@ -45,6 +45,7 @@ class EngineBase:
         tiers: where recorded steps lie; None for memory without a bound.
 
     Attributes:
+        loras: names and scales of the LoRAs in the UNet and the text encoder, at the last `refresh`.
         table: what this machine takes, measured; None where it was not.
     """
 
@@ -58,7 +59,7 @@ class EngineBase:
     ) -> None:
         self.pipe, self.budget, self.encoding = pipe, budget, encoding
         self.tiers = FeatureTiers() if tiers is None else tiers
-        self.executor = Executor(pipe.unet)
+        self.executor, self.loras = Executor(pipe.unet), loras(pipe.unet, pipe.text_encoder)
         self.references = References(pipe, self.executor)
         self.graphs = Graphs() if graphs is None else graphs
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
@@ -75,7 +76,8 @@ class EngineBase:
         return config.guided and self.pipe.unet.config.time_cond_proj_dim is None
 
     def refresh(self) -> None:
-        """Notice LoRAs that were added, removed or scaled."""
+        """Notice LoRAs that were added, removed or scaled, in the UNet or in the text encoder."""
+        self.loras = loras(self.pipe.unet, self.pipe.text_encoder)
         if self.executor.refresh():
             self.references.forget()
 

@@ -7,7 +7,7 @@ refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
@@ -110,8 +110,10 @@ def unet_sites(unet: UNet2DConditionModel) -> tuple[LayerSite, ...]:
     """All sites of a UNet, in the order the data travels.
 
     Raises:
-        UnsupportedModuleError: a block or layer that the sparse engine has no exact counterpart for.
+        UnsupportedModuleError: a block, a layer, or a LoRA's kind that the sparse engine has no exact counterpart for.
     """
+    for name, module in unet.named_modules():
+        _check_lora_kind(name, module)
     sites = tuple(_walk(unet))
     skips = _skips(sites)
     return tuple(replace(site, skip=skips[site.name]) if site.name in skips else site for site in sites)
@@ -331,12 +333,32 @@ def channels(site: LayerSite) -> int:
     return int(module.num_channels if isinstance(module, nn.GroupNorm) else base_layer(module.conv).in_channels)
 
 
-def loras(model: nn.Module) -> tuple[tuple[str, float], ...]:
-    """Names and scales of the LoRAs that are active somewhere in a model, sorted."""
-    modules: Iterator[Any] = model.modules()
-    layers = (m for m in modules if hasattr(m, "lora_A") and not m.disable_adapters)
+def loras(*models: nn.Module) -> tuple[tuple[str, float], ...]:
+    """Names and scales of the LoRAs that are active somewhere in models, sorted."""
+    layers = (m for m in _lora_layers(models) if not m.disable_adapters)
     found = {(str(name), float(m.scaling[name])) for m in layers for name in m.active_adapters if name in m.scaling}
     return tuple(sorted(found))
+
+
+def lora_names(*models: nn.Module) -> set[str]:
+    """Names of the LoRAs that are in models, active or not."""
+    return {str(name) for layer in _lora_layers(models) for name in layer.lora_A}
+
+
+def _lora_layers(models: Iterable[nn.Module]) -> Iterator[Any]:
+    return (module for model in models for module in model.modules() if hasattr(module, "lora_A"))
+
+
+def _check_lora_kind(name: str, layer: Any) -> None:
+    """Refuse what diffusers or peft put into a layer and `weight_of` does not know; errors as in `unet_sites`."""
+    if not isinstance(getattr(layer, "base_layer", None), nn.Module):
+        return
+    is_lora = hasattr(layer, "lora_A") and not getattr(layer, "lora_variant", None)
+    if not is_lora or any(up.bias is not None for up in layer.lora_B.values()):
+        raise UnsupportedModuleError(
+            f"the UNet's layer {name} must have LoRAs without magnitudes (DoRA) or biases (lora_bias), got others in "
+            f"peft's {type(layer).__module__.rpartition('.')[0]}; unload them"
+        )
 
 
 def base_layer(module: nn.Module) -> Any:

@@ -32,10 +32,10 @@ from fisedit.values import (
     GenerationConfig,
     MaskSource,
     SchedulerName,
-    check_scale,
     check_seed,
     config_to_dict,
     make_generation_config,
+    make_lora_entry,
     parse_adapter_references,
 )
 
@@ -343,7 +343,7 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
         parse_adapter_references(data.get("like", ())),
         tuple(_checked(name, isinstance(name, str)) for name in data.get("textual_inversions", ())),
         None if data.get("seed") is None else check_seed(data["seed"]),
-        tuple((_checked(name, isinstance(name, str)), check_scale(scale)) for name, scale in data.get("loras", ())),
+        tuple(make_lora_entry(name, scale) for name, scale in data.get("loras", ())),
     )
 
 

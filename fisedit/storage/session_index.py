@@ -62,6 +62,7 @@ _VERSIONS = (VERSION, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
 _MAX_COUNT = 2**63 - 1
 _MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
 _MAX_TEXT, _MAX_ITEMS, _MAX_REFERENCES = 10_000, 100, 16
+_MAX_LORA_SCALES = 4_000  # a LoRA may have another in every layer
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, FisEditError)
 
 
@@ -300,7 +301,7 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
 def _config(value: Any) -> GenerationConfig:
     config = make_generation_config(**value)
     require(len(config.like) <= _MAX_REFERENCES)
-    require(max(len(config.loras), len(config.textual_inversions)) <= _MAX_ITEMS)
+    require(len(config.loras) <= _MAX_LORA_SCALES and len(config.textual_inversions) <= _MAX_ITEMS)
     return config
 
 

@@ -62,6 +62,7 @@ from fisedit.values.generation_config import (
     level_grids,
     make_adapter_use,
     make_generation_config,
+    make_lora_entry,
     parse_adapter_references,
 )
 from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps
@@ -121,6 +122,7 @@ __all__ = [
     "level_grids",
     "make_adapter_use",
     "make_generation_config",
+    "make_lora_entry",
     "num_timesteps",
     "parse_adapter_references",
     "soft_levels",

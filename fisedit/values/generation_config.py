@@ -181,6 +181,7 @@ CLIP_SKIPS = (0, 11)
 MAX_CROP = 2**24
 
 
+_LARGEST_FACTOR = 1e9
 _OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop")
 
 
@@ -273,10 +274,21 @@ def _share(name: str, value: Any) -> float:
     return float(value)
 
 
-def _lora(name: str, scale: float) -> tuple[str, float]:
+def make_lora_entry(name: object, scale: object) -> tuple[str, float]:
+    """What a config records of a LoRA, checked.
+
+    Args:
+        name: of the LoRA.
+        scale: that it has in a layer, alpha / rank of its file included.
+
+    Raises:
+        InputError: no name, or no such number.
+    """
     if not isinstance(name, str):
         raise InputError(f"a LoRA must have a name, got {as_text(name)}")
-    return name, check_scale(scale)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _LARGEST_FACTOR:
+        raise InputError(f"a LoRA's scale must be a number up to 1e9, got {as_text(scale)}")
+    return name, float(scale)
 
 
 def _textual_inversion(name: str) -> str:
@@ -361,7 +373,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,
-    "loras": lambda value: tuple(_lora(*entry) for entry in value),
+    "loras": lambda value: tuple(make_lora_entry(*entry) for entry in value),
     "textual_inversions": lambda value: tuple(_textual_inversion(entry) for entry in value),
     "crop": lambda value: None if value is None else _crop(value),
 }

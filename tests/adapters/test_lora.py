@@ -219,19 +219,6 @@ def test_a_lora_of_which_a_part_alone_would_count_is_refused(pipe, tmp_path):
     assert list(pipe.unet.state_dict()) == keys
 
 
-@pytest.mark.parametrize(
-    "name", ["lora_unet_mid_block_attentions_0_proj_in.dora_scale", "unet.x.lora_magnitude_vector"]
-)
-def test_a_dora_is_refused(pipe, tmp_path, name):
-    """diffusers would run it as a LoRA, or sparse steps would leave out its magnitudes."""
-    from safetensors.torch import load_file
-
-    file = Lora(pipe).kohya(tmp_path / "style.safetensors")
-    save_file(load_file(file) | {name: torch.ones(4)}, file)
-    with pytest.raises(AdapterError, match="is a DoRA"):
-        Editor(pipe).load_lora(file)
-
-
 def test_without_peft_the_extra_is_named(pipe, tmp_path, monkeypatch):
     monkeypatch.setattr("fisedit.adapters.lora.find_spec", lambda name: None)
     with pytest.raises(AdapterError, match=r"pip install 'fisedit\[lora\]'"):

@@ -176,10 +176,14 @@ def test_loras_that_cannot_be_offered(places, tmp_path, plain):
         LoraCatalog(plain, [places["ink"], tmp_path / "ink.safetensors"])
     with pytest.raises(AdapterError, match=r"nowhere\.safetensors"):
         LoraCatalog(plain, [tmp_path / "nowhere.safetensors"])
+
+
+def test_a_lora_of_the_text_encoder_alone_is_offered(tmp_path, plain):
     words = Lora(plain.pipe)
     words.parts = {(part, name): halves for (part, name), halves in words.parts.items() if part == "text_encoder"}
-    with pytest.raises(InputError, match="changes no layer of the UNet"):
-        LoraCatalog(plain, [words.kohya(tmp_path / "words.safetensors")])
+    catalog = LoraCatalog(plain, [words.kohya(tmp_path / "words.safetensors")])
+    plain.scale_loras(catalog.select({"words": 0.5}))
+    assert catalog.scales_by_label(plain.generate(CAT, **QUICK).config.loras) == {"words": 0.5}
 
 
 # Active LoRAs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fisedit.errors import SessionError
-from tests.support.sessions import INDEX_CHANGES, change_index, copied, files, load, refused, written_again
+from tests.support.sessions import INDEX_CHANGES, change_index, copied, files, load, refused, settings, written_again
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -36,6 +36,12 @@ def test_odd_texts_are_refused(tmp_path):
     for text in TEXTS:
         (tmp_path / "session.json").write_bytes(text)
         assert refused(tmp_path), text[:40]
+
+
+def test_a_lora_may_have_another_factor_in_every_layer(whole, tmp_path):
+    place, scales = written_again(files(whole["generated"]), tmp_path / "s"), [["style", i / 8] for i in range(300)]
+    change_index(place / "session.json", settings(loras=scales))
+    assert len(load(place).history.find("1").config.loras) == 300
 
 
 def test_an_index_that_was_changed_by_hand_is_told(whole, tmp_path):
