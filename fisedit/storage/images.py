@@ -26,6 +26,8 @@ from fisedit.storage import image_metadata
 from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_srgb, upright
 from fisedit.storage.files import IMAGE_FORMATS, why_no_file, write_file
 from fisedit.storage.image_metadata import Metadata
+from fisedit.storage.jpeg_form import in_form
+from fisedit.storage.stealth_texts import without_stealth
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_BYTES = 1 << 30
@@ -39,7 +41,7 @@ _YCBCR = 6
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "PNG": {},
     "WEBP": {"lossless": True, "exact": True},
-    "JPEG": {"quality": 95},
+    "JPEG": {},
     "TIFF": {"compression": "tiff_adobe_deflate"},
 }
 _MODES = {
@@ -169,11 +171,13 @@ def _load(image: Image.Image) -> DecodedImage:
     is_deep = image.mode in ("LA", "RGB", "RGBA") and any(
         ";16" in str(tile.args) for tile in getattr(image, "tile", ())
     )
+    form = image_metadata.file_info(image)
     image.load()
     notes = [f"animated: the first of {frames} frames was edited"] if frames > 1 else []
     if is_deep:
         notes.append("levels of 16 bits a channel were read as 8 bits; a grey picture would keep them")
     loaded = image.copy()
+    loaded.info |= form
     if image.format == "TIFF":
         loaded.info["exif"] = image_metadata.tiff_exif(image)
     return DecodedImage(loaded, image.format or "", tuple(notes))
@@ -288,7 +292,13 @@ def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata |
         stored = to_srgb(image, alpha=kind != "JPEG")
         notes = (f"{suffix} holds no {image.mode}: written as a screen shows it",)
     options, more_notes = image_metadata.save_options(image, kind, metadata or Metadata())
-    profile = stored.info.get("icc_profile")
+    profile, form = stored.info.get("icc_profile"), stored.info.get(image_metadata.FORM)
+    if metadata is None:
+        stored, hidden_notes = without_stealth(stored)
+        notes += hidden_notes
+    if kind == "JPEG":
+        stored, own = in_form(stored, None if form is None else form.jpeg)
+        options |= own
     stored.save(file, format=kind, **{**_OPTIONS[kind], **options}, icc_profile=profile)
     return notes + more_notes
 

@@ -160,8 +160,15 @@ class TestParameters:
     @pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
     def test_either_order_of_utf16(self, order):
         exif = Image.Exif()
-        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"UNICODE\0" + "a cat é".encode(order)
-        assert image_metadata.read_metadata(plain(exif=exif, kind="JPEG")).parameters == "a cat é"
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"UNICODE\0" + f"é {FOREIGN}".encode(order)
+        assert image_metadata.read_metadata(plain(exif=exif, kind="JPEG")).parameters == f"é {FOREIGN}"
+
+    def test_an_owners_comment_is_no_prompt(self):
+        exif = Image.Exif()
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"ASCII\0\0\0Screenshot"
+        picture = plain(exif=exif, kind="JPEG", comment=b"at the sea")
+        assert image_metadata.read_metadata(picture) == Metadata()
+        assert b"Screenshot" in owner_info(picture)["exif"]
 
 
 def trajectory(editor):
