@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _OWN_SUFFIXES = {
     "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),
-    "MPO": (".jpg", ".jpeg"),
+    "JPEG": (".jpg", ".jpeg", ".jfif", ".jpe"),
+    "MPO": (".jpg", ".jpeg", ".jfif", ".jpe"),
     "WEBP": (".webp",),
     "TIFF": (".tif", ".tiff"),
     "BMP": (),
