@@ -34,6 +34,7 @@ _UNREADABLE = (
 _TEXTS = (".txt", ".caption")
 """Suffixes of texts beside pictures, the first that is there counts."""
 
+_OTHER_FORMATS = "left out, as they are of other formats"
 _UNUSED_TEXTS = "texts beside pictures not read, as others are"
 
 _JPEG = OutputFormat.JPG
@@ -124,7 +125,9 @@ def _find_images(job: BatchJob, notes: list[str]) -> Iterator[str]:
         for path in here:
             left[_why_no_folder(path, job)].append(_in(job, path))
         yield from _sort_files(job, [Path(root, name) for name in names], left)
-    notes += [f"{why}: {len(found)}, such as {min(found)}" for why, found in sorted(left.items()) if why]
+    advice = {_OTHER_FORMATS: "; save them as PNG"}
+    lists = [(why, found) for why, found in sorted(left.items()) if why]
+    notes += [f"{why}: {len(found)}, such as {min(found)}{advice.get(why, '')}" for why, found in lists]
 
 
 def _why_no_folder(path: Path, job: BatchJob) -> str:
@@ -179,7 +182,7 @@ def _why_no_image(path: Path, job: BatchJob) -> str:
     if path.name.startswith("."):
         return "hidden pictures left out" if kind or path.suffix.lower() in SUFFIXES else ""
     if path.suffix.lower() in _UNREADABLE or kind == OTHER:
-        return "left out, as they are of other formats; save them as PNG"
+        return _OTHER_FORMATS
     tables = {table.resolve() for table in (job.captions, job.edits) if table}
     return "" if path.resolve() in tables else "files left out, as they are no pictures"
 

@@ -385,7 +385,7 @@ class TestWhatIsAPicture:
             "files left out, as they are no pictures: 4, such as BMW.md",
             "hidden folders left out: 1, such as .cache",
             "hidden pictures left out: 1, such as .hidden.png",
-            "left out, as they are of other formats; save them as PNG: 2, such as photo.bin",
+            "left out, as they are of other formats: 2, such as photo.bin; save them as PNG",
             "links to folders left out, as they are not followed: 1, such as elsewhere",
             "links to nowhere left out: 1, such as nowhere",
             "subfolders left out, as --recursive is not given: 1, such as deep",
@@ -407,7 +407,7 @@ class TestWhatIsAPicture:
     def test_a_folder_of_none_says_what_it_has(self, tmp_path):
         (tmp_path / "in").mkdir()
         (tmp_path / "in/a.heic").write_bytes(b"")
-        with pytest.raises(InputError, match=r"got none in .*other formats; save them as PNG: 1, such as a.heic"):
+        with pytest.raises(InputError, match=r"got none in .*other formats: 1, such as a.heic; save them as PNG"):
             self.planned(tmp_path)
 
 
