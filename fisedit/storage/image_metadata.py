@@ -27,7 +27,7 @@ _TEXTS, _BEFORE, _BEFORE_OF_ORIGIN = "texts", "parameters before", "before"
 _OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression"}  # Pillow adds the last one for a TIFF
 
 _XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
-_MAX_DPI, _INCH = 65_536, 2
+_MAX_DPI, _INCH, _JFIF_UNITS = 65_536, 2, (1, 2)
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
 _PROGRAM = (ExifTags.Base.Software, ExifTags.Base.MakerNote)
 """EXIF tags that are the program's that made a picture, where its comment is."""
@@ -124,7 +124,7 @@ def owner_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
         "exif": _owner_exif(exif),
         "xmp": _owner_xmp(_xmp_of(picture)),
         "comment": comment if is_own else None,
-        "dpi": _resolution(picture.info.get("dpi")),
+        "dpi": _resolution(picture, form, exif),
         _TEXTS: (own_texts if isinstance(own_texts, dict) else {})
         | {key: text for key, text in texts.items() if key not in making},
         FORM: form if form != FileForm() else None,
@@ -141,6 +141,12 @@ def parameters_before(image: Image.Image) -> str:
 def tiff_exif(picture: Image.Image) -> bytes:
     """A TIFF's tags as EXIF bytes, for a copy of the image, which has no tags."""
     return _to_bytes(_descriptive(_read_exif(picture)))
+
+
+def file_notes(image: Image.Image) -> tuple[str, ...]:
+    """Remarks on what an edit of a file does not keep of it, from an `info` as `owner_info` makes it."""
+    form = image.info.get(FORM)
+    return form.all_notes() if isinstance(form, FileForm) else ()
 
 
 def file_info(picture: Image.Image) -> dict[str, FileForm]:
@@ -163,8 +169,7 @@ def save_options(image: Image.Image, kind: str, metadata: Metadata) -> tuple[dic
     if metadata == Metadata() and "xmp" in own:
         own["xmp"] = owner_xmp(own["xmp"], _OF_MAKING)
     options, notes = _options_by_kind(image, kind, own, metadata)
-    form = image.info.get(FORM)
-    return options, (*(form.all_notes() if isinstance(form, FileForm) else ()), *notes)
+    return options, file_notes(image) + notes
 
 
 def _options_by_kind(
@@ -304,13 +309,14 @@ def _descriptive(exif: Image.Exif) -> Image.Exif:
     return own
 
 
-def _resolution(dpi: object) -> tuple[float, float] | None:
-    """Dots per inch across and down; None for what is none."""
+def _resolution(picture: Image.Image, form: FileForm, exif: Image.Exif) -> tuple[float, float] | None:
+    """Dots per inch across and down, as the file told them; None for what is none, or what Pillow makes up."""
     try:
-        across, down = (float(value) for value in dpi)  # type: ignore[attr-defined]
+        across, down = map(float, picture.info.get("dpi", ()))
     except _DAMAGED:
         return None
-    return (across, down) if 0 < across < _MAX_DPI and 0 < down < _MAX_DPI else None
+    is_told = form.jpeg is None or picture.info.get("jfif_unit") in _JFIF_UNITS or ExifTags.Base.XResolution in exif
+    return (across, down) if is_told and 1 < across < _MAX_DPI and 1 < down < _MAX_DPI else None
 
 
 def _owner_xmp(packet: bytes) -> bytes:

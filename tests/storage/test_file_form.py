@@ -108,6 +108,13 @@ class TestResolution:
         found = picture.info.get("dpi") or [picture.getexif()[tag] for tag in (0x011A, 0x011B)]
         assert np.allclose([float(value) for value in found], (300, 150), atol=0.1)
 
+    def test_what_pillow_makes_up_is_no_resolution(self):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Make] = "Leica"
+        jpeg = file_of(scene(), "JPEG", exif=exif)
+        for data in (jpeg, jpeg[:2] + jpeg[20:], file_of(scene(), "TIFF", exif=exif)):  # without JFIF's header
+            assert "dpi" not in to_editable(decode(data).image).info
+
     def test_nonsense_is_left_out(self):
         picture = scene()
         for dpi in ((0, 0), "ab", (float("nan"), 1), (1e9, 1)):
