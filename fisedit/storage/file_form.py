@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from fisedit.storage import colour_profiles, xmp
 from fisedit.storage.colour_profiles import ColourSpace
-from fisedit.storage.jpeg_form import JpegForm, read_form, upright_form
+from fisedit.storage.jpeg_form import FORM_CHUNK, JpegForm, form_from_bytes, read_form, upright_form
 
 FORM = "form"
 """The key of a `FileForm` in Pillow's `info`."""
@@ -79,7 +79,9 @@ def read_file_form(picture: Image.Image) -> FileForm:
     chunks = {kind: parts[kind] for kind in (_CICP,) if kind in parts}
     lost = [*_lost_by_xmp(picture.info.get("xmp")), *_lost_segments(picture)]
     lost += ["its content credentials"] if _CREDENTIALS in parts else []
-    return FileForm(read_form(picture), chunks | _colour_chunks(picture.info), (), tuple(dict.fromkeys(lost)))
+    private = dict(each[:2] for each in getattr(picture, "private_chunks", ()))
+    jpeg = form_from_bytes(private[FORM_CHUNK]) if FORM_CHUNK in private else read_form(picture)
+    return FileForm(jpeg, chunks | _colour_chunks(picture.info), (), tuple(dict.fromkeys(lost)))
 
 
 def owner_form(picture: Image.Image) -> tuple[FileForm, bytes | None]:

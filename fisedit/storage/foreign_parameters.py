@@ -82,8 +82,8 @@ def parse_texts(texts: Mapping[str, Any]) -> Parsed:
     reader = next((read for key, read in _READERS.items() if isinstance(data.get(key), dict)), None)
     if reader is not None:
         return reader(data)
-    if isinstance(data.get("Dream"), str):
-        return _read_dream(data["Dream"])
+    if isinstance(line := data.get("Dream"), str):
+        return _read_dream(line)
     if is_graph(data):
         return _read_comfyui(data)
     program = "Fooocus" if "metadata_scheme" in data else "another program"

@@ -29,8 +29,8 @@ _OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression"}  # Pillow adds the last on
 _XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
 _MAX_DPI, _INCH, _JFIF_UNITS = 65_536, 2, (1, 2)
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
-_PROGRAM = (ExifTags.Base.Software, ExifTags.Base.MakerNote)
-"""EXIF tags that are the program's that made a picture, where its comment is."""
+_SCHEMES = (b"fooocus", b"fooocus\0", b"a1111", b"a1111\0", "fooocus", "a1111")
+"""How Fooocus names the form of its comment, in a camera's tag."""
 
 _NODES = re.compile(r"(workflow|prompt):(?=\s*\{)", re.IGNORECASE)
 """How ComfyUI begins the EXIF tags that it writes into a WebP."""
@@ -149,7 +149,7 @@ def file_notes(image: Image.Image) -> tuple[str, ...]:
     return form.all_notes() if isinstance(form, FileForm) else ()
 
 
-def file_info(picture: Image.Image) -> dict[str, FileForm]:
+def file_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
     """What Pillow's `info` lacks of a file that is opened and not decoded yet, for the `info` of a copy."""
     return {FORM: form} if (form := read_file_form(picture)) != FileForm() else {}
 
@@ -283,17 +283,22 @@ def _owner_exif(exif: Image.Exif) -> bytes:
     inner = own.get(ExifTags.IFD.Exif, {})
     told = [tag for tag, value in own.items() if isinstance(value, str) and _tells_making(value)]
     if making_texts.is_making(_decode_comment(inner.get(_COMMENT))):
-        told += [tag for tag in _PROGRAM if tag in own]
-        for tag in {_COMMENT, *_PROGRAM} & set(inner):
-            del inner[tag]
+        del inner[_COMMENT]
+    if inner.get(ExifTags.Base.MakerNote, b"") in _SCHEMES:
+        del inner[ExifTags.Base.MakerNote]
     for tag in told:
         own.pop(tag, None)
     return _to_bytes(own)
 
 
 def _tells_making(value: str) -> bool:
-    """Whether a tag of EXIF says how the image was made."""
-    return bool(_origin_or_empty(value) or _NODES.match(value) or making_texts.is_making(value))
+    """Whether a tag of EXIF says how the image was made, or by which program of models."""
+    return bool(
+        value.startswith(making_texts.PROGRAMS)
+        or _origin_or_empty(value)
+        or _NODES.match(value)
+        or making_texts.is_making(value)
+    )
 
 
 def _descriptive(exif: Image.Exif) -> Image.Exif:

@@ -24,9 +24,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_metadata
 from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_srgb, upright
+from fisedit.storage.file_form import FORM
 from fisedit.storage.files import IMAGE_FORMATS, why_no_file, write_file
 from fisedit.storage.image_metadata import Metadata
-from fisedit.storage.jpeg_form import in_form
+from fisedit.storage.jpeg_form import FORM_CHUNK, form_to_bytes, in_form
 from fisedit.storage.stealth_texts import without_stealth
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
@@ -220,7 +221,9 @@ def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
     return luminance if luminance.size == size else luminance.resize(size, Image.Resampling.BOX)
 
 
-def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) -> tuple[bytes, tuple[str, ...]]:
+def encode(
+    image: Image.Image, suffix: str, metadata: Metadata | None = None, *, keeps_form: bool = False
+) -> tuple[bytes, tuple[str, ...]]:
     """Encode an image in the format of a file name suffix, with its colour profile and metadata.
 
     What the format cannot store is converted to 8-bit sRGB, for a JPEG on white.
@@ -229,6 +232,7 @@ def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) ->
         image: An image, whose `info` is as `image_metadata.owner_info` makes it.
         suffix: One of `IMAGE_FORMATS`.
         metadata: How the image was made, or None.
+        keeps_form: Whether a PNG tells the form of the JPEG that the image was opened from.
 
     Returns:
         The file's bytes, and notes on what was lost.
@@ -237,7 +241,7 @@ def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) ->
         InputError: As `check_size`.
     """
     file = BytesIO()
-    notes = _save(image, suffix, file, metadata)
+    notes = _save(image, suffix, file, metadata, keeps_form=keeps_form)
     return file.getvalue(), notes
 
 
@@ -284,7 +288,9 @@ def is_written_form(decoded: DecodedImage, image: Image.Image) -> bool:
     return np.array_equal(np.asarray(decode(encode(image, suffix)[0]).image), np.asarray(decoded.image))
 
 
-def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata | None) -> tuple[str, ...]:
+def _save(
+    image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata | None, *, keeps_form: bool = False
+) -> tuple[str, ...]:
     check_size(suffix, image.size)
     kind, stored = IMAGE_FORMATS[suffix.lower()], image
     notes: tuple[str, ...] = ()
@@ -292,10 +298,12 @@ def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata |
         stored = to_srgb(image, alpha=kind != "JPEG")
         notes = (f"{suffix} holds no {image.mode}: written as a screen shows it",)
     options, more_notes = image_metadata.save_options(image, kind, metadata or Metadata())
-    profile, form = stored.info.get("icc_profile"), stored.info.get(image_metadata.FORM)
+    profile, form = stored.info.get("icc_profile"), stored.info.get(FORM)
     if metadata is None:
         stored, hidden_notes = without_stealth(stored)
         notes += hidden_notes
+    if keeps_form and kind == "PNG" and form is not None and form.jpeg is not None:
+        options["pnginfo"].add(FORM_CHUNK, form_to_bytes(form.jpeg))
     if kind == "JPEG":
         stored, own = in_form(stored, None if form is None else form.jpeg)
         options |= own

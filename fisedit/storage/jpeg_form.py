@@ -5,7 +5,8 @@ With them the pixels that were not edited keep their values within a level or tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 
     Plane = NDArray[np.float32]
 
+FORM_CHUNK = b"jpFM"
+"""A private chunk of a session's PNG, which holds a form."""
+
 _TABLE, _SIDE = 64, 8
+_SHAPES = ((1, _TABLE), (3, _TABLE), (4, _TABLE))
+"""Components and entries of a form's tables."""
+
 _ON_ITS_SIDE = (5, 6, 7, 8)
 """EXIF orientations that exchange width and height."""
 
@@ -55,7 +62,7 @@ def read_form(picture: Image.Image) -> JpegForm | None:
     if not isinstance(picture, JpegImageFile):
         return None
     tables = [picture.quantization.get(layer[3], ()) for layer in picture.layer]
-    if len(tables) not in (1, 3, 4) or any(len(table) != _TABLE for table in tables):
+    if any(len(table) != _TABLE for table in tables) or (len(tables), _TABLE) not in _SHAPES:
         return None
     (_, across, down, _), (_, *others, _) = (
         picture.layer[0],
@@ -64,6 +71,25 @@ def read_form(picture: Image.Image) -> JpegForm | None:
     sampling = (across // max(1, others[0]), down // max(1, others[1]))
     rgb = len(tables) == 3 and picture.info.get("adobe_transform") == 0
     return JpegForm(tuple(map(tuple, tables)), sampling, "progressive" in picture.info, rgb)
+
+
+def form_to_bytes(form: JpegForm) -> bytes:
+    """A form as JSON, for `FORM_CHUNK`."""
+    return json.dumps(asdict(form)).encode()
+
+
+def form_from_bytes(data: bytes) -> JpegForm | None:
+    """The form of an untrusted JSON, None for what is none."""
+    try:
+        told = json.loads(data)
+        tables = np.asarray(told["tables"])
+        across, down = (int(value) for value in told["sampling"])
+        is_form = tables.dtype == np.int64 and tables.shape in _SHAPES and tables.min() > 0 and tables.max() < 2**16
+        rows = tuple(map(tuple, tables.tolist())) if is_form else ()
+        form = JpegForm(rows, (across, down), told["progressive"] is True, told["rgb"] is True)
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
+    return form if is_form else None
 
 
 def upright_form(form: JpegForm, picture: Image.Image) -> JpegForm:

@@ -9,6 +9,9 @@ from typing import Any
 
 PARAMETERS = "parameters"
 
+PROGRAMS = ("AUTOMATIC1111", "ComfyUI", "Draw Things", "Fooocus", "InvokeAI", "NovelAI", "SD.Next", "SwarmUI")
+"""Beginnings of the texts in which programs name themselves."""
+
 _ALWAYS = {
     *(PARAMETERS, "prompt", "workflow", "invokeai_metadata", "invokeai_graph", "invokeai_workflow", "sd-metadata"),
     *("Dream", "generation_data", "postprocessing", "extras", "fooocus_scheme", "sui_image_params", "Negative Prompt"),
@@ -48,7 +51,11 @@ def making_texts(texts: Mapping[str, str]) -> dict[str, str]:
         names |= _EASY_DIFFUSION
     if _MIDJOURNEY.search(texts.get("Description", "")):
         names.add("Description")
-    return {key: text for key, text in texts.items() if key in names or is_making(text)}
+    return {key: text for key, text in texts.items() if key in names or is_making(text) or _names_program(key, text)}
+
+
+def _names_program(key: str, text: str) -> bool:
+    return key == "Software" and text.startswith(PROGRAMS)
 
 
 def is_making(text: str) -> bool:

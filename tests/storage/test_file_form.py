@@ -251,6 +251,16 @@ class TestJpeg:
                 options
             )
 
+    def test_a_sessions_png_tells_the_form_and_another_does_not(self):
+        form = to_editable(decode(file_of(scene(), "JPEG", quality=60)).image).info["form"]
+        picture = to_editable(decode(file_of(scene(), "JPEG", quality=60)).image)
+        assert to_editable(decode(encode(picture, ".png", keeps_form=True)[0]).image).info["form"] == form
+        assert "form" not in to_editable(decode(encode(picture, ".png")[0]).image).info
+
+    @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"tables": [[1]], "sampling": [1, 1]}', b"\xff"])
+    def test_a_damaged_form_is_none(self, data):
+        assert "form" not in to_editable(decode(with_chunk(file_of(scene()), b"jpFM", data)).image).info
+
     def test_pictures_of_other_formats_have_quality_95(self):
         data = encode(to_editable(scene()), ".jpg")[0]
         assert (

@@ -253,6 +253,16 @@ def test_what_the_owner_wrote_stays():
     assert b'dc:rights="mine"' in xmp and b"Draw Things" not in xmp
 
 
+def test_a_camera_s_tags_stay_beside_ours_and_fooocus_s_go():
+    for maker, software, stay in ((b"lens 5", "iOS 17", True), (b"fooocus", "Fooocus v2.5.5", False)):
+        exif = commented(json.dumps(FOOOCUS))
+        exif[ExifTags.Base.Software] = software
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.MakerNote] = maker
+        picture = to_editable(decode(other("JPEG", exif=exif)).image)
+        again = to_editable(decode(encode(picture, ".jpg", provenance.to_metadata(ORIGIN))[0]).image)
+        assert [word in again.info.get("exif", b"") for word in (maker, software.encode())] == [stay, stay]
+
+
 def test_iptc_s_words_on_ai_go_without_metadata():
     xmp = draw_things().replace(
         b'dc:rights="mine"', b'xmlns:i="http://iptc.org/std/Iptc4xmpExt/2008-02-29/" i:AISystemUsed="x"'
