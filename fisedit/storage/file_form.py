@@ -5,10 +5,13 @@ Knows Pillow; nothing of editing.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
@@ -21,11 +24,11 @@ from fisedit.storage.jpeg_form import FORM_CHUNK, JpegForm, form_from_bytes, rea
 FORM = "form"
 """The key of a `FileForm` in Pillow's `info`."""
 
-_CICP, _CREDENTIALS = b"cICP", b"caBX"
+_CICP, _CREDENTIALS, _CICP_BYTES, _PNG_SIGNATURE = b"cICP", b"caBX", 4, 8
 _GREY = ("1", "L", "LA", "La", "I", "F")
 _DAMAGED = (AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error, OverflowError)
 
-_HDR = "its HDR gain map"
+_HDR, _SIGNED = "its HDR gain map", "its content credentials"
 _CAMERA = "http://ns.google.com/photos/1.0/camera/"
 _OTHER_PARTS: Mapping[str, str] = {
     "http://ns.adobe.com/hdr-gain-map/1.0/": _HDR,
@@ -41,6 +44,7 @@ _OTHER_PARTS: Mapping[str, str] = {
 }
 """Namespaces of XMP that describe other parts of a file -> those, "" where another one names them."""
 
+_PROVENANCE = ("http://purl.org/dc/terms/", "provenance")
 _FILM, _THUMBNAILS = ("MotionPhoto", "MicroVideo"), ("http://ns.adobe.com/xap/1.0/", "Thumbnails")
 _GAIN_MAP_SEGMENT, _CREDENTIALS_SEGMENT = b"urn:iso:std:iso:ts:21496:-1", b"c2pa"
 _IPTC = 0x0404
@@ -76,9 +80,9 @@ def read_file_form(picture: Image.Image) -> FileForm:
     if isinstance(known, FileForm):
         return known
     parts = _png_chunks(picture)
-    chunks = {kind: parts[kind] for kind in (_CICP,) if kind in parts}
+    chunks = {_CICP: code} if len(code := parts.get(_CICP, b"")) == _CICP_BYTES else {}
     lost = [*_lost_by_xmp(picture.info.get("xmp")), *_lost_segments(picture)]
-    lost += ["its content credentials"] if _CREDENTIALS in parts else []
+    lost += [_SIGNED] if _CREDENTIALS in parts else []
     private = dict(each[:2] for each in getattr(picture, "private_chunks", ()))
     jpeg = form_from_bytes(private[FORM_CHUNK]) if FORM_CHUNK in private else read_form(picture)
     return FileForm(jpeg, chunks | _colour_chunks(picture.info), (), tuple(dict.fromkeys(lost)))
@@ -109,7 +113,8 @@ def owner_xmp(packet: bytes, others: frozenset[xmp.Name] | set[xmp.Name]) -> byt
 
     def is_unwanted(namespace: str, name: str) -> bool:
         is_film = namespace == _CAMERA and name.startswith(_FILM)
-        return namespace in _OTHER_PARTS or is_film or (namespace, name) in others or (namespace, name) == _THUMBNAILS
+        is_part = is_film or (namespace, name) in (_THUMBNAILS, _PROVENANCE)
+        return namespace in _OTHER_PARTS or is_part or (namespace, name) in others
 
     return xmp.without(packet, is_unwanted)
 
@@ -119,6 +124,7 @@ def _lost_by_xmp(packet: object) -> list[str]:
         return []
     lost = [name for namespace, name in _OTHER_PARTS.items() if name and namespace.encode() in packet]
     lost += [_HDR] if b"GainMap" in packet else []
+    lost += [_SIGNED] if xmp.read_property(packet, _PROVENANCE) else []
     return lost + (["its film"] if any(name.encode() in packet for name in _FILM) else [])
 
 
@@ -128,29 +134,40 @@ def _lost_segments(picture: Image.Image) -> list[str]:
         return []
     segments = [content for _, content in picture.applist]
     lost = [_HDR] if any(content.startswith(_GAIN_MAP_SEGMENT) for content in segments) else []
-    lost += ["its content credentials"] if any(_CREDENTIALS_SEGMENT in each[:64] for each in segments) else []
+    lost += [_SIGNED] if any(_CREDENTIALS_SEGMENT in each[:64] for each in segments) else []
     lost += ["its IPTC"] if _IPTC in picture.info.get("photoshop", {}) else []
     behind = getattr(picture, "n_frames", 1) - 1
     return lost + ([f"pictures behind the first: {behind}"] if behind else [])
 
 
 def _png_chunks(picture: Image.Image) -> dict[bytes, bytes]:
-    """Chunks before the pixels that Pillow does not keep, of a PNG whose file is still open."""
-    file = getattr(picture, "fp", None)
-    if not isinstance(picture, PngImageFile) or file is None:
+    """Chunks before the pixels that Pillow does not keep, of a PNG whose file is open, or has a path."""
+    if not isinstance(picture, PngImageFile):
         return {}
+    for file in (picture.fp, getattr(picture, "_fp", None)):
+        with suppress(*_DAMAGED):  # closed after the pixels were read
+            return _scan(file)  # type: ignore[arg-type]
+    path = Path(os.fsdecode(picture.filename))
+    with suppress(*_DAMAGED):
+        if path.is_file():
+            with path.open("rb") as file:
+                return _scan(file)
+    return {}
+
+
+def _scan(file: IO[bytes]) -> dict[bytes, bytes]:
+    """The first bytes of some chunks of an open PNG, which is left as it was."""
     at, found = file.tell(), dict[bytes, bytes]()
     try:
-        file.seek(8)
+        file.seek(_PNG_SIGNATURE)
         while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
-            size = int.from_bytes(head[:4])
-            after = file.tell() + size + 4
+            after = file.tell() + int.from_bytes(head[:4]) + 4
             if head[4:] in (_CICP, _CREDENTIALS):
-                found[head[4:]] = file.read(min(size, 4))
+                found[head[4:]] = file.read(_CICP_BYTES)
             file.seek(after)
     finally:
         file.seek(at)
-    return {kind: data for kind, data in found.items() if kind != _CICP or len(data) == 4}
+    return found
 
 
 def _colour_chunks(info: Mapping[Any, Any]) -> dict[bytes, bytes]:

@@ -24,7 +24,8 @@ from fisedit.storage.stealth_texts import read_stealth
 
 _PARAMETERS, _ORIGIN, _XMP = making_texts.PARAMETERS, "fisedit", "XML:com.adobe.xmp"
 _TEXTS, _BEFORE, _BEFORE_OF_ORIGIN = "texts", "parameters before", "before"
-_OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression"}  # Pillow adds the last one for a TIFF
+_OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression", "Raw profile type exif"}
+"""Texts that Pillow adds for a TIFF, or reads as EXIF, and ours."""
 
 _XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
 _MAX_DPI, _INCH, _JFIF_UNITS = 65_536, 2, (1, 2)

@@ -35,6 +35,7 @@ CLAIMS = {
     ),
     "film": ('xmlns:G="http://ns.google.com/photos/1.0/camera/" G:MotionPhoto="1" G:SpecialTypeID="5">', "its film"),
     "depth": ('xmlns:D="http://ns.google.com/photos/1.0/depthmap/" D:Near="1">', "its depth map"),
+    "credentials": ('xmlns:t="http://purl.org/dc/terms/" t:provenance="https://c2pa">', "its content credentials"),
     "rest": ('xmlns:n="http://ns.adobe.com/xmp/note/" n:HasExtendedXMP="AB">', "the rest of its XMP"),
 }
 
@@ -183,6 +184,15 @@ class TestColours:
         written, notes = encode(picture, ".png")
         assert note in notes[0] and len(notes) == 1
         assert np.array_equal(np.asarray(decode(written).image), np.asarray(picture))
+
+    def test_a_picture_whose_pixels_were_read_before(self, tmp_path):
+        data = with_chunk(file_of(Image.new("RGB", (64, 64), (200, 100, 50))), *CICP)
+        (tmp_path / "a.png").write_bytes(data)
+        with Image.open(tmp_path / "a.png") as closed:
+            closed.load()
+        opened = Image.open(BytesIO(data))
+        opened.load()
+        assert seen(to_editable(closed)) == seen(to_editable(opened)) == (215, 93, 31)
 
     def test_cicp_is_obeyed_before_a_profile_and_a_profile_before_gamma(self):
         wide = to_editable(decode(with_chunk(file_of(scene()), *CICP)).image).info["icc_profile"]
