@@ -183,6 +183,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Parsed]] = {
     "invokeai_metadata": lambda data: _read(data["invokeai_metadata"], "InvokeAI", _from_compel),
     "sd-metadata": lambda data: _read_old_invokeai(data["sd-metadata"].get("image")),
     "generation_data": lambda data: _read(data["generation_data"], "TensorArt"),
+    "extraMetadata": lambda data: _read(data["extraMetadata"], "Civitai"),
     "Comment": lambda data: _read({"prompt": data.get("Description")} | data["Comment"], "NovelAI", _from_novelai),
     "prompt": lambda data: _read_comfyui(data["prompt"]),
 }

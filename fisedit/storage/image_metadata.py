@@ -94,7 +94,7 @@ def _making_texts(picture: Image.Image, exif: Image.Exif) -> dict[str, str]:
         comment.decode("utf-8", "replace") if isinstance(comment, bytes) else "",
         xmp.read_property(_xmp_of(picture), _XMP_COMMENT),
     ]
-    for value in map(_text_or_empty, exif.values()):
+    for value in (_tag_text(tag, value) for tag, value in exif.items()):
         if match := _NODES.match(value):
             told.setdefault(match[1].lower(), value[match.end() :].rstrip("\0"))
         else:
@@ -282,7 +282,7 @@ def _owner_exif(exif: Image.Exif) -> bytes:
     """The owner's EXIF, without storage tags, thumbnail, and how the image was made."""
     own = _descriptive(exif)
     inner = own.get(ExifTags.IFD.Exif, {})
-    told = [tag for tag, value in own.items() if isinstance(value, str) and _tells_making(value)]
+    told = [tag for tag, value in own.items() if _tells_making(_tag_text(tag, value))]
     if making_texts.is_making(_decode_comment(inner.get(_COMMENT))):
         del inner[_COMMENT]
     if inner.get(ExifTags.Base.MakerNote, b"") in _SCHEMES:
@@ -290,6 +290,13 @@ def _owner_exif(exif: Image.Exif) -> bytes:
     for tag in told:
         own.pop(tag, None)
     return _to_bytes(own)
+
+
+def _tag_text(tag: int, value: object) -> str:
+    """The text of a tag of EXIF, "" for another value; Windows writes its own in bytes."""
+    if isinstance(value, bytes) and ExifTags.Base.XPTitle <= tag <= ExifTags.Base.XPSubject:
+        return value.decode("utf-16-le", "replace").rstrip("\0")
+    return _text_or_empty(value)
 
 
 def _tells_making(value: str) -> bool:

@@ -30,7 +30,15 @@ _NOVELAI = {"Title", "Description", "Software", "Source", "Comment", "Generation
 _MIDJOURNEY = re.compile(r"\bJob ID: [0-9a-f]{8}-")
 
 _INFOTEXT = re.compile(r"^Steps: \d+(?:,|$)", re.MULTILINE)
-_ROOTS = {"sui_image_params", "metadata_scheme", "invokeai_metadata", "sd-metadata", "generation_data", "workflow"}
+_ROOTS = {
+    "sui_image_params",
+    "metadata_scheme",
+    "invokeai_metadata",
+    "sd-metadata",
+    "generation_data",
+    "workflow",
+    "extraMetadata",
+}
 _PROMPTS, _SETTINGS = (
     {"prompt", "positive_prompt", "c", "Prompt", "Comment"},
     {"seed", "Seed", "steps", "sampler", "uc"},
@@ -70,7 +78,7 @@ def is_making(text: str) -> bool:
 
 def is_graph(data: Mapping[str, Any]) -> bool:
     """Whether an object is ComfyUI's graph of nodes."""
-    return bool(data) and all(isinstance(node, dict) and "class_type" in node for node in data.values())
+    return any(isinstance(node, dict) and "class_type" in node for node in data.values())
 
 
 def as_object(text: str) -> dict[str, Any]:

@@ -115,6 +115,12 @@ def commented(text, encoding="utf-16-be"):
     return exif
 
 
+def windows_exif():
+    exif = Image.Exif()
+    exif[ExifTags.Base.XPComment] = COMMENTS["AUTOMATIC1111"].encode("utf-16-le") + b"\0\0"
+    return exif
+
+
 def comfy_exif():
     exif = Image.Exif()
     exif[ExifTags.Base.Make], exif[ExifTags.Base.Model] = 'workflow:{"nodes": []}', f"prompt:{json.dumps(graph())}"
@@ -148,6 +154,10 @@ FILES = {
     **{f"{name}, PNG": png(texts) for name, texts in TEXTS.items()},
     **{f"{name}, JPEG": other("JPEG", exif=commented(text)) for name, text in COMMENTS.items()},
     **{f"{name}, WebP": other("WEBP", exif=commented(text, "utf-16-le")) for name, text in COMMENTS.items()},
+    "Civitai, JPEG": other(
+        "JPEG", exif=commented(json.dumps(graph() | {"extra": {}, "extraMetadata": json.dumps(TENSOR)}))
+    ),
+    "AUTOMATIC1111, Windows' comment": other("JPEG", exif=windows_exif()),
     "Fooocus, comment of a JPEG": other("JPEG", comment=json.dumps(FOOOCUS)),
     "ComfyUI, WebP": other("WEBP", exif=comfy_exif()),
     "Draw Things, JPEG": other("JPEG", xmp=draw_things()),
