@@ -605,6 +605,14 @@ class TestCommands:
         index = json.loads(Path("s/session.json").read_text())
         assert [entry["recipe"]["prompt"] for entry in index["results"]] == [CAT, DOG, BIRD]
 
+    def test_show_tells_the_prompts_in_another_programs_json(self, fisedit):
+        told = {"prompt": "a knight", "negative_prompt": "blurry", "seed": 1, "metadata_scheme": "fooocus"}
+        plain().save("a.png", pnginfo=chunks({"parameters": json.dumps(told)}))
+        lines = fisedit("show", "a.png").out.splitlines()
+        assert lines[:2] == ["a knight", "Negative prompt: blurry"] and json.loads(lines[2]) == told
+        plain().save("a.png", pnginfo=chunks({"workflow": '{"nodes": []}'}))
+        fisedit("show", "a.png").refused("input", "must name its prompt, got workflow; edit it as --picture")
+
     def test_a_picture_of_another_program(self, fisedit, model):
         plain().save("a.png", pnginfo=chunks({"parameters": FOREIGN}))
         run = fisedit("edit", "--from", "a.png", "--model", model, *SHORT, "--prompt", DOG, "--json")
