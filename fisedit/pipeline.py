@@ -26,6 +26,7 @@ from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.sparse import cost_store
 from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
+from fisedit.storage.image_metadata import file_notes
 from fisedit.values import DENSE_STEP, EditMask, EditStats, MaskSource
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ def _on_picture(request: EditRequest, plan: EditPlan, canvas: Image) -> Image:
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
     """What the user should know of a picture."""
     if request.parent is None:
-        return _part_notes(request)
+        return _part_notes(request) + (file_notes(request.picture) if request.picture else ())
     notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
     if plan.fallback:
         notes.append(f"the whole picture was painted: {plan.fallback}")

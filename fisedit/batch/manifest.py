@@ -1,11 +1,14 @@
-"""Finds the items of a job: every image with its prompts, mask and output. Reads names and texts, opens no image."""
+"""Finds the items of a job: every image with its prompts, mask and output, and what is left out.
+
+Reads names, texts and the first bytes of files without a picture's suffix; decodes no image.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -15,15 +18,31 @@ from typing import TypeAlias
 from fisedit.batch.input_tables import EditRow, read_captions, read_edits
 from fisedit.batch.values import BatchItem, BatchJob, OutputFormat
 from fisedit.errors import InputError
+from fisedit.storage.file_kinds import OTHER, file_kind
 from fisedit.storage.files import IMAGE_FORMATS
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-"""Suffixes of files that are edited; hidden files are not."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+"""Suffixes of files that are edited, and fail if they are no pictures; others are where they hold one. Hidden files
+are not."""
 
-_UNREADABLE = (".psd", ".eps", ".svg", ".pdf", ".heic", ".avif", ".jxl", ".ico", ".tga")
+_UNREADABLE = (
+    *(".psd", ".eps", ".svg", ".pdf", ".heic", ".avif", ".jxl", ".ico", ".tga"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".pef", ".srw", ".raf"),  # a TIFF's picture is a preview
+)
 """Suffixes of image files that are never opened."""
 
-_FORMAT_OF = {".png": OutputFormat.PNG, ".jpg": OutputFormat.JPG, ".jpeg": OutputFormat.JPG, ".webp": OutputFormat.WEBP}
+_TEXTS = (".txt", ".caption")
+"""Suffixes of texts beside pictures, the first that is there counts."""
+
+_OTHER_FORMATS = "left out, as they are of other formats"
+_UNUSED_TEXTS = "texts beside pictures not read, as others are"
+
+_JPEG = OutputFormat.JPG
+_FORMAT_OF = {
+    ".png": OutputFormat.PNG,
+    ".webp": OutputFormat.WEBP,
+    **dict.fromkeys((".jpg", ".jpeg", ".jfif", ".jpe"), _JPEG),
+}
 _MAX_SIDECAR_BYTES = 1 << 16
 _Names: TypeAlias = Mapping[str, Sequence[str]]
 
@@ -60,7 +79,8 @@ def plan_batch(job: BatchJob) -> BatchPlan:
         rows = [EditRow(name, job.prompt) for name in sorted(_find_images(job, notes))]
         if not rows:
             hint = "" if job.recursive else "; use --recursive for its subfolders"
-            raise InputError(f"IN must hold pictures ({', '.join(SUFFIXES)}), got none in {job.folder}{hint}")
+            found = "".join(f" ({note})" for note in notes)
+            raise InputError(f"IN must hold pictures ({', '.join(SUFFIXES)}), got none in {job.folder}{found}{hint}")
     if unused := sorted(set(captions) - {row.image for row in rows}):
         notes.append(f"captions for pictures that are not edited: {len(unused)}, such as {unused[0]}")
     outputs = _name_outputs(rows, job.format)
@@ -92,7 +112,7 @@ def _check_job(job: BatchJob) -> None:
 def _find_images(job: BatchJob, notes: list[str]) -> Iterator[str]:
     """Names of image files; links to folders are not followed, outputs and masks are left out."""
     excluded = {folder.resolve() for folder in (job.output, job.masks) if folder}
-    unreadable = []
+    left = defaultdict[str, list[str]](list)
 
     def on_error(error: OSError) -> None:
         if Path(error.filename) == job.folder:
@@ -100,16 +120,71 @@ def _find_images(job: BatchJob, notes: list[str]) -> Iterator[str]:
         notes.append(f"folder left out, as it cannot be read ({error.strerror}): {error.filename}")
 
     for root, folders, names in os.walk(job.folder, onerror=on_error):
-        kept = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() not in excluded]
-        folders[:] = kept if job.recursive else []
-        for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield str(PurePosixPath(Path(root, name).relative_to(job.folder)))
-            elif name.lower().endswith(_UNREADABLE):
-                unreadable.append(name)
-    if unreadable:
-        example = f"{len(unreadable)}, such as {unreadable[0]}"
-        notes.append(f"left out, as they are of other formats: {example}; save them as PNG")
+        here = [Path(root, name) for name in folders if Path(root, name).resolve() not in excluded]
+        folders[:] = [path.name for path in here if not _why_no_folder(path, job)]
+        for path in here:
+            left[_why_no_folder(path, job)].append(_in(job, path))
+        yield from _sort_files(job, [Path(root, name) for name in names], left)
+    advice = {_OTHER_FORMATS: "; save them as PNG"}
+    lists = [(why, found) for why, found in sorted(left.items()) if why]
+    notes += [f"{why}: {len(found)}, such as {min(found)}{advice.get(why, '')}" for why, found in lists]
+
+
+def _why_no_folder(path: Path, job: BatchJob) -> str:
+    """Why a folder inside is not looked into, in words; "" if it is."""
+    if path.name.startswith("."):
+        return "hidden folders left out"
+    if path.is_symlink():
+        return "links to folders left out, as they are not followed"
+    return "" if job.recursive else "subfolders left out, as --recursive is not given"
+
+
+def _sort_files(job: BatchJob, paths: Sequence[Path], left: dict[str, list[str]]) -> Iterator[str]:
+    """The names of images among the files of a folder; those of others are added to what is left out."""
+    images = {path for path in paths if _is_image(path)}
+    yield from (_in(job, path) for path in images)
+    stems, has_words = {path.stem for path in images}, job.source_prompt or job.captions
+    texts = {path for path in paths if path.stem in stems and path.suffix.lower() in _TEXTS}
+    read = set() if has_words else {min(group, key=_rank).name for group in _by_stem(texts)}
+    for path in set(paths) - images:
+        why = ("" if path.name in read else _UNUSED_TEXTS) if path in texts else _why_no_image(path, job)
+        left[why].append(_in(job, path))
+
+
+def _by_stem(paths: Iterable[Path]) -> Iterable[list[Path]]:
+    groups = defaultdict[str, list[Path]](list)
+    for path in paths:
+        groups[path.stem].append(path)
+    return groups.values()
+
+
+def _rank(path: Path) -> tuple[int, bool]:
+    """The order in which texts beside a picture are looked for: small letters before capitals, as `_find_beside`."""
+    return _TEXTS.index(path.suffix.lower()), path.suffix != path.suffix.lower()
+
+
+def _in(job: BatchJob, path: Path) -> str:
+    return str(PurePosixPath(path.relative_to(job.folder)))
+
+
+def _is_image(path: Path) -> bool:
+    """Whether a file is to be edited: it has a picture's suffix, or holds one."""
+    if path.name.startswith(".") or path.suffix.lower() in (*_UNREADABLE, *_TEXTS):
+        return False
+    return path.suffix.lower() in SUFFIXES or file_kind(path) not in ("", OTHER)
+
+
+def _why_no_image(path: Path, job: BatchJob) -> str:
+    """Why a file is left out, in words; "" for what nobody takes for an input."""
+    if path.is_symlink() and not path.exists():
+        return "links to nowhere left out"
+    kind = file_kind(path)
+    if path.name.startswith("."):
+        return "hidden pictures left out" if kind or path.suffix.lower() in SUFFIXES else ""
+    if path.suffix.lower() in _UNREADABLE or kind == OTHER:
+        return _OTHER_FORMATS
+    tables = {table.resolve() for table in (job.captions, job.edits) if table}
+    return "" if path.resolve() in tables else "files left out, as they are no pictures"
 
 
 def _name_outputs(rows: Sequence[EditRow], kind: OutputFormat) -> list[str]:
@@ -181,7 +256,7 @@ def _source_prompt(
     if job.captions:
         missing = "" if row.image in captions else f"{job.captions.name} has no caption for it"
         return captions.get(row.image), missing
-    path = _find_beside(job.folder / row.image, (".txt",), names)
+    path = _find_beside(job.folder / row.image, _TEXTS, names)
     return (None, "") if path is None else _read_sidecar(path)
 
 
@@ -211,7 +286,15 @@ def _mask_path(job: BatchJob, row: EditRow, names: Callable[[Path], _Names]) -> 
     if job.masks is None:
         return None
     path = job.masks / row.image
-    return path if os.path.lexists(path) else _find_beside(path, SUFFIXES, names)
+    if os.path.lexists(path):
+        return path
+    return _find_beside(path, SUFFIXES, names) or _holding_a_picture(path, names)
+
+
+def _holding_a_picture(path: Path, names: Callable[[Path], _Names]) -> Path | None:
+    """The first file with a path's name but for the suffix that holds a picture."""
+    found = (path.with_name(name) for name in names(path.parent).get(path.stem, ()))
+    return next((each for each in found if _is_image(each)), None)
 
 
 def _find_beside(path: Path, suffixes: Sequence[str], names: Callable[[Path], _Names]) -> Path | None:
@@ -240,8 +323,8 @@ def _mask_notes(job: BatchJob, items: Sequence[BatchItem]) -> Iterator[str]:
     if bare := sorted({item.name for item in items} - {item.name for item in items if item.mask}):
         yield f"pictures without a mask: {len(bare)}, such as {bare[0]}; the changed words decide there"
     folders = [*os.walk(job.masks)] if job.recursive else [*islice(os.walk(job.masks), 1)]
-    found = {Path(root, name) for root, _, names in folders for name in names if name.lower().endswith(SUFFIXES)}
-    unused = [path for path in found - {item.mask for item in items} if not path.name.startswith(".")]
+    found = {Path(root, name) for root, _, names in folders for name in names} - {item.mask for item in items}
+    unused = [path for path in found if _is_image(path)]
     if unused:
         yield f"masks that fit no picture: {len(unused)}, such as {min(unused).relative_to(job.masks)}"
 

@@ -24,6 +24,7 @@ from fisedit.masking.region import Region
 from fisedit.models.malloc import keep_freed_memory
 from fisedit.storage import images
 from fisedit.storage.canvas import needs_crop, to_editable, upright_size
+from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.values import MaskSource, cell_pixels
 
 if TYPE_CHECKING:
@@ -34,14 +35,13 @@ if TYPE_CHECKING:
 
     from fisedit.history import EditResult
     from fisedit.integrations.mask_providers import MaskProvider
-    from fisedit.storage.image_metadata import Metadata
     from fisedit.values import OnStep
 
 
 _OWN_SUFFIXES = {
     "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),
-    "MPO": (".jpg", ".jpeg"),
+    "JPEG": (".jpg", ".jpeg", ".jfif", ".jpe"),
+    "MPO": (".jpg", ".jpeg", ".jfif", ".jpe"),
     "WEBP": (".webp",),
     "TIFF": (".tif", ".tiff"),
     "BMP": (),
@@ -254,7 +254,7 @@ class BatchWorker:
         if result is not None:
             area, change = _png(covered), str(result.diff)
             metadata = editor.metadata(result) if settings.metadata else None
-        kept = data if not covered.any() and _is_own_suffix(item, picture) else None
+        kept = data if not covered.any() and _may_keep(item, picture, metadata=settings.metadata) else None
         edited = image if result is None else result.image
         output, format_notes = (kept, ()) if kept else images.encode(edited, Path(item.output).suffix, metadata)
         notes += format_notes
@@ -308,14 +308,16 @@ def _encode(
     item: BatchItem, source: _OpenedSource, result: EditResult, metadata: Metadata | None
 ) -> tuple[bytes, tuple[str, ...]]:
     """The output file's bytes, and notes on what its format cannot hold; the input's own bytes if nothing changed."""
-    if result.mask.source is MaskSource.NOWHERE and _is_own_suffix(item, source.picture):
+    is_unchanged = result.mask.source is MaskSource.NOWHERE
+    if is_unchanged and _may_keep(item, source.picture, metadata=metadata is not None):
         return source.data, ()
     return images.encode(result.image, Path(item.output).suffix, metadata)
 
 
-def _is_own_suffix(item: BatchItem, picture: images.DecodedImage) -> bool:
-    """Whether an item's output has the format of its input."""
-    return Path(item.output).suffix.lower() in _OWN_SUFFIXES[picture.format]
+def _may_keep(item: BatchItem, picture: images.DecodedImage, *, metadata: bool) -> bool:
+    """Whether an unchanged output may be its input's bytes: of its format, and silent on its making if asked."""
+    is_own = Path(item.output).suffix.lower() in _OWN_SUFFIXES[picture.format]
+    return is_own and (metadata or read_metadata(picture.image) == Metadata())
 
 
 def _mask_png(result: EditResult) -> bytes:

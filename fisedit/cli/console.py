@@ -188,6 +188,9 @@ def show_metadata(metadata: Metadata, origin: Origin, *, json: bool) -> None:
             {"parameters": metadata.parameters, "fisedit": _parse_json(metadata.origin) if metadata.origin else None}
         )
         return
+    if metadata.parameters.startswith("{"):  # another program's JSON: first the prompts in it
+        print(one_line(origin.config.prompt))
+        print(one_line(f"Negative prompt: {origin.config.negative_prompt}"))
     for line in metadata.parameters.split("\n"):
         print(one_line(line))
     if metadata.origin:

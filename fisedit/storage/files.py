@@ -19,6 +19,8 @@ IMAGE_FORMATS: Mapping[str, str] = {
     ".webp": "WEBP",
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
+    ".jfif": "JPEG",
+    ".jpe": "JPEG",
     ".tif": "TIFF",
     ".tiff": "TIFF",
 }

@@ -9,6 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fisedit.errors import InputError
+from fisedit.storage.foreign_parameters import parse_texts
+from fisedit.storage.making_texts import PARAMETERS, as_object
 from fisedit.values import GenerationConfig, SchedulerName
 
 MAX_CHARACTERS = 100_000
@@ -37,17 +40,24 @@ _SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 
 
 def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
-    """Prompt and settings of the text that web UIs write, in `Editor.generate`'s words.
+    """Prompt and settings of the text that web UIs write, or of another program's JSON, in `Editor.generate`'s words.
 
-    Settings that are missing, no numbers, or of a sampler that is not known here are left out.
+    Settings that are missing, no numbers, or of a sampler that is not known here are left out. So are lines that an
+    extension writes behind the settings.
 
     Args:
         parameters: The text.
+
+    Raises:
+        InputError: JSON of no known program, or one whose prompt is told in another way than is known.
     """
-    text, _, last = f"\n{parameters.strip()}".rpartition("\n")
-    has_settings = last.startswith("Steps: ")
-    prompt, _, negative = (text if has_settings else f"{text}\n{last}").partition("\nNegative prompt:")
-    found = _SETTING.findall(last[:MAX_CHARACTERS]) if has_settings else []
+    text, last = _split_settings(parameters.strip())
+    if not last and text.lstrip().startswith(("{", "[")):
+        texts = _checked_object(text)
+        told = texts.get(PARAMETERS)
+        return parse_parameters(told) if isinstance(told, str) else parse_texts(texts)
+    prompt, _, negative = f"\n{text}".partition("\nNegative prompt:")
+    found = _SETTING.findall(last[:MAX_CHARACTERS])
     values = {name.casefold(): value for name, value in found}
     settings: dict[str, Any] = {"negative_prompt": negative.strip()}
     for name, key, kind in _SETTINGS:
@@ -60,6 +70,19 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
         with suppress(ValueError):
             settings.setdefault("scheduler", SchedulerName(name.strip()))
     return prompt.strip(), settings
+
+
+def _split_settings(text: str) -> tuple[str, str]:
+    """Prompts, and the last line of settings; "" without one."""
+    lines = text.split("\n")
+    last = next((number for number in reversed(range(len(lines))) if lines[number].startswith("Steps: ")), None)
+    return (text, "") if last is None else ("\n".join(lines[:last]), lines[last])
+
+
+def _checked_object(text: str) -> dict[str, Any]:
+    if data := as_object(text):
+        return data
+    raise InputError(f"what the picture says of its making must be whole JSON, got {text[:40]!r}; edit it as --picture")
 
 
 def format_parameters(prompt: str, config: GenerationConfig, model: str, start: int, version: str) -> str:

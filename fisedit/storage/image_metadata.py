@@ -2,7 +2,8 @@
 
 How it was made is two texts: `parameters`, which Stable Diffusion's web UIs read, and `fisedit`, our own JSON. In a PNG
 they are chunks of these names; elsewhere EXIF's UserComment, as in those UIs, and ImageHistory. The owner's metadata
-are EXIF, XMP, a comment and a PNG's texts. Knows Pillow and where texts are stored; nothing of what they mean.
+are EXIF, XMP, a comment, a PNG's texts, resolution and colours. Knows Pillow and where texts are stored; nothing of
+what they mean.
 """
 
 from __future__ import annotations
@@ -17,18 +18,40 @@ from typing import Any
 from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
-_PARAMETERS, _ORIGIN, _XMP = "parameters", "fisedit", "XML:com.adobe.xmp"
-_TEXTS, _BEFORE = "texts", "parameters before"
-_RESERVED_KEYS = {_PARAMETERS, _ORIGIN, _XMP, _BEFORE, "compression"}  # Pillow adds the last one for a TIFF
-_XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
-_INFOTEXT = re.compile(r"^Steps: \d+, ", re.MULTILINE)
+from fisedit.storage import making_texts, xmp
+from fisedit.storage.file_form import FORM, FileForm, owner_form, owner_xmp, read_file_form
+from fisedit.storage.stealth_texts import read_stealth
 
+_PARAMETERS, _ORIGIN, _XMP = making_texts.PARAMETERS, "fisedit", "XML:com.adobe.xmp"
+_TEXTS, _BEFORE, _BEFORE_OF_ORIGIN = "texts", "parameters before", "before"
+_OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression", "Raw profile type exif"}
+"""Texts that Pillow adds for a TIFF, or reads as EXIF, and ours."""
+
+_XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
+_MAX_DPI, _INCH, _JFIF_UNITS = 65_536, 2, (1, 2)
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
+_SCHEMES = (b"fooocus", b"fooocus\0", b"a1111", b"a1111\0", "fooocus", "a1111")
+"""How Fooocus names the form of its comment, in a camera's tag."""
+
+_NODES = re.compile(r"(workflow|prompt):(?=\s*\{)", re.IGNORECASE)
+"""How ComfyUI begins the EXIF tags that it writes into a WebP."""
+
 _DESCRIPTIVE_TAGS = set(range(0x010D, 0x0111)) | {0x011A, 0x011B, 0x0128, 0x0131, 0x0132, 0x013B, 0x013C}
 """TIFF tags that describe the image; the others of this range describe its storage."""
 _IFDS = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
 _XMP_OF_TIFF = 0x02BC
 _STORED_TAGS = {*_IFDS, ExifTags.Base.IPTCNAA, ExifTags.Base.ImageResources, ExifTags.Base.InterColorProfile}
+
+_EXIF_XMP, _TIFF_XMP = "http://ns.adobe.com/exif/1.0/", "http://ns.adobe.com/tiff/1.0/"
+_XMP_COMMENT, _XMP_TOOL = (_EXIF_XMP, "UserComment"), ("http://ns.adobe.com/xap/1.0/", "CreatorTool")
+_DRAW_THINGS = "Draw Things"
+_XMP_DESCRIPTION = ("http://purl.org/dc/elements/1.1/", "description")
+_IPTC = "http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
+_OF_MAKING = {
+    *((_IPTC, name) for name in ("DigitalSourceType", "AISystemUsed", "AISystemVersionUsed")),
+    *((_IPTC, name) for name in ("AIPromptInformation", "AIPromptWriterName")),
+}
+"""IPTC's properties of XMP that say that and how a model made a picture."""
 
 _UNICODE, _CODE_BYTES = b"UNICODE\0", 8
 _MAX_JPEG_BYTES = {"exif": 65_533, "xmp": 65_504, "comment": 65_533}
@@ -43,7 +66,8 @@ class Metadata:
     """How an image was made.
 
     Args:
-        parameters: Prompt and settings as AUTOMATIC1111's web UI writes them, or "".
+        parameters: Prompt and settings as AUTOMATIC1111's web UI writes them, a JSON object of what another program
+            wrote, or "".
         origin: The JSON of `storage.provenance`, or "".
     """
 
@@ -53,32 +77,58 @@ class Metadata:
 
 def read_metadata(picture: Image.Image) -> Metadata:
     """The unchecked metadata of an opened file; "" for texts that are missing or damaged."""
-    texts, exif = picture.info, _read_exif(picture)
-    return Metadata(
-        _text_or_empty(texts.get(_PARAMETERS)) or _decode_comment(exif.get_ifd(ExifTags.IFD.Exif).get(_COMMENT)),
-        _text_or_empty(texts.get(_ORIGIN)) or _origin_or_empty(exif.get(_HISTORY)),
-    )
+    exif = _read_exif(picture)
+    origin = _text_or_empty(picture.info.get(_ORIGIN)) or _origin_or_empty(exif.get(_HISTORY))
+    if origin:
+        told = _text_or_empty(picture.info.get(_PARAMETERS))
+        return Metadata(told or _decode_comment(exif.get_ifd(ExifTags.IFD.Exif).get(_COMMENT)), origin)
+    return Metadata(making_texts.join_texts(_making_texts(picture, exif)))
+
+
+def _making_texts(picture: Image.Image, exif: Image.Exif) -> dict[str, str]:
+    """Every text that says how a picture was made, by its keyword."""
+    comment = picture.info.get("comment")
+    told = making_texts.making_texts(_texts(picture))
+    elsewhere = [
+        _decode_comment(exif.get_ifd(ExifTags.IFD.Exif).get(_COMMENT)),
+        comment.decode("utf-8", "replace") if isinstance(comment, bytes) else "",
+        xmp.read_property(_xmp_of(picture), _XMP_COMMENT),
+    ]
+    for value in (_tag_text(tag, value) for tag, value in exif.items()):
+        if match := _NODES.match(value):
+            told.setdefault(match[1].lower(), value[match.end() :].rstrip("\0"))
+        else:
+            elsewhere.append(value)
+    found = [text for text in elsewhere if making_texts.is_making(text)]
+    if not told and not found and (hidden := read_stealth(picture)):
+        found = [hidden]
+    return {_PARAMETERS: found[0]} | told if found and _PARAMETERS not in told else told
 
 
 def owner_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
     """The owner's metadata of an image that will be edited, as `save_options` expects it in `Image.info`.
 
-    Thumbnail and orientation are left out, as the pixels change, and how the image was made, except for `parameters` of
-    another program, which an origin stores as "before". Damaged EXIF is left out as a whole.
+    Thumbnail and orientation are left out, as the pixels change, and how the image was made, which an origin stores as
+    "before". So is what describes parts of the file that are not written again. Damaged EXIF is left out as a whole.
 
     Args:
         picture: An opened file, or an image whose `info` this function made.
     """
-    own_texts = picture.info.get(_TEXTS)
-    texts = own_texts if isinstance(own_texts, dict) else {}
-    texts = texts | {key: text for key, text in picture.info.items() if _is_text(key, text)}
-    comment, xmp = picture.info.get("comment"), picture.info.get("xmp")
+    form, profile = owner_form(picture)
+    exif = _read_exif(picture)
+    own_texts, comment = picture.info.get(_TEXTS), picture.info.get("comment")
+    texts = _texts(picture)
+    making = making_texts.making_texts(texts)
+    is_own = isinstance(comment, bytes) and not making_texts.is_making(comment.decode("utf-8", "replace"))
     found: dict[str | tuple[int, int], Any] = {
-        "icc_profile": picture.info.get("icc_profile"),
-        "exif": _owner_exif(picture),
-        "xmp": _XMP_ORIENTATION.sub(b"", xmp) if isinstance(xmp, bytes) else None,
-        "comment": comment if isinstance(comment, bytes) else None,
-        _TEXTS: texts,
+        "icc_profile": profile,
+        "exif": _owner_exif(exif),
+        "xmp": _owner_xmp(_xmp_of(picture)),
+        "comment": comment if is_own else None,
+        "dpi": _resolution(picture, form, exif),
+        _TEXTS: (own_texts if isinstance(own_texts, dict) else {})
+        | {key: text for key, text in texts.items() if key not in making},
+        FORM: form if form != FileForm() else None,
         _BEFORE: parameters_before(picture) or _parameters_before(read_metadata(picture)),
     }
     return {key: value for key, value in found.items() if value}
@@ -94,31 +144,84 @@ def tiff_exif(picture: Image.Image) -> bytes:
     return _to_bytes(_descriptive(_read_exif(picture)))
 
 
+def file_notes(image: Image.Image) -> tuple[str, ...]:
+    """Remarks on what an edit of a file does not keep of it, from an `info` as `owner_info` makes it."""
+    form = image.info.get(FORM)
+    return form.all_notes() if isinstance(form, FileForm) else ()
+
+
+def file_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
+    """What Pillow's `info` lacks of a file that is opened and not decoded yet, for the `info` of a copy."""
+    return {FORM: form} if (form := read_file_form(picture)) != FileForm() else {}
+
+
 def save_options(image: Image.Image, kind: str, metadata: Metadata) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The arguments of Pillow's `save` that write an image's metadata.
 
     Args:
         image: An image, whose `info` is as `owner_info` makes it.
         kind: "PNG", "JPEG", "WEBP" or "TIFF".
-        metadata: How the image was made.
+        metadata: How the image was made; of none, XMP that a model made it is left out too.
 
     Returns:
-        The arguments, and notes on what a JPEG has no room for.
+        The arguments, and notes on what is not written.
     """
     own: dict[str, bytes] = {key: image.info[key] for key in ("exif", "xmp", "comment") if key in image.info}
+    if metadata == Metadata() and "xmp" in own:
+        own["xmp"] = owner_xmp(own["xmp"], _OF_MAKING)
+    options, notes = _options_by_kind(image, kind, own, metadata)
+    return options, file_notes(image) + notes
+
+
+def _options_by_kind(
+    image: Image.Image, kind: str, own: dict[str, bytes], metadata: Metadata
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    dpi = {"dpi": image.info["dpi"]} if "dpi" in image.info else {}
     if kind == "PNG":
-        return {"pnginfo": _png_chunks(image, metadata), "exif": own.get("exif")}, ()
+        return {"pnginfo": _png_chunks(image, own, metadata), "exif": own.get("exif")} | dpi, ()
     if kind == "TIFF":
-        return _tiff_options(own, metadata), ()
-    kept_blocks = {key: value for key, value in own.items() if kind != "JPEG" or len(value) <= _MAX_JPEG_BYTES[key]}
-    omitted = tuple(f"the picture's {key}" for key in own if key not in kept_blocks)
-    texts = (metadata, Metadata(metadata.parameters), Metadata())
-    exif = {part: _add_to_exif(kept_blocks.get("exif", b""), part) for part in texts}
-    kept_metadata = next(part for part, data in exif.items() if kind != "JPEG" or len(data) <= _MAX_JPEG_BYTES["exif"])
-    if kept_metadata != metadata:
-        omitted += ("how to make it again" if kept_metadata.parameters else "how it was made",)
-    notes = tuple(f"left out, as a JPEG has no room for it: {what}" for what in omitted)
-    return {"comment": None} | kept_blocks | {"exif": exif[kept_metadata]}, notes
+        return _tiff_options(own, metadata) | dpi, ()
+    if kind == "WEBP":
+        exif = _add_to_exif(_add_resolution(own.get("exif", b""), **dpi), metadata)
+        return {"exif": exif, "xmp": own.get("xmp", b"")}, ()
+    options, omitted = _jpeg_options(own, metadata)
+    return options | dpi, tuple(f"left out, as a JPEG has no room for it: {what}" for what in omitted)
+
+
+def _jpeg_options(own: dict[str, bytes], metadata: Metadata) -> tuple[dict[str, Any], list[str]]:
+    """The arguments for a JPEG, and what it has no room for."""
+    kept = {key: value for key, value in own.items() if len(value) <= _MAX_JPEG_BYTES[key]}
+    omitted = [f"the picture's {key}" for key in own if key not in kept]
+    texts = {
+        metadata: [],
+        Metadata(metadata.parameters, _without_before(metadata.origin)): ["what another program said of its making"],
+        Metadata(metadata.parameters): ["how to make it again"],
+        Metadata(): ["how it was made"],
+    }
+    texts[metadata] = []  # the same as another one where it says less
+    exif = {part: _add_to_exif(kept.get("exif", b""), part) for part in texts}
+    part = next(part for part, data in exif.items() if len(data) <= _MAX_JPEG_BYTES["exif"])
+    return {"comment": None} | kept | {"exif": exif[part]}, omitted + texts[part]
+
+
+def _without_before(origin: str) -> str:
+    """An origin without what it stores of another program."""
+    try:
+        data = json.loads(origin)
+        return json.dumps({key: value for key, value in data.items() if key != _BEFORE_OF_ORIGIN})
+    except (ValueError, AttributeError, RecursionError):
+        return origin
+
+
+def _add_resolution(exif_bytes: bytes, dpi: tuple[float, float] | None = None) -> bytes:
+    """EXIF that tells a resolution, where it told none."""
+    exif = Image.Exif()
+    exif.load(exif_bytes)
+    if dpi is None or ExifTags.Base.XResolution in exif:
+        return exif_bytes
+    exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = dpi
+    exif[ExifTags.Base.ResolutionUnit] = _INCH
+    return exif.tobytes()
 
 
 def _tiff_options(own: dict[str, bytes], metadata: Metadata) -> dict[str, Any]:
@@ -130,14 +233,16 @@ def _tiff_options(own: dict[str, bytes], metadata: Metadata) -> dict[str, Any]:
     return {"exif": exif} | ({"compression": None} if set(_IFDS) & set(exif) else {})
 
 
-def _png_chunks(image: Image.Image, metadata: Metadata) -> PngInfo:
-    """A PNG's texts; Pillow writes those beyond Latin-1 as UTF-8."""
-    chunks = PngInfo()
-    comment = {"Comment": image.info["comment"].decode("utf-8", "replace")} if "comment" in image.info else {}
+def _png_chunks(image: Image.Image, own: dict[str, bytes], metadata: Metadata) -> PngInfo:
+    """A PNG's texts, which Pillow writes as UTF-8 beyond Latin-1, and what its colours are."""
+    chunks, form = PngInfo(), image.info.get(FORM)
+    for kind, content in form.chunks.items() if isinstance(form, FileForm) else ():
+        chunks.add(kind, content)
+    comment = {"Comment": own["comment"].decode("utf-8", "replace")} if "comment" in own else {}
     for key, text in (comment | image.info.get(_TEXTS, {})).items():
         chunks.add_text(key, text)
-    if xmp := image.info.get("xmp"):
-        chunks.add_itxt(_XMP, xmp.decode("utf-8", "replace"))
+    if "xmp" in own:
+        chunks.add_itxt(_XMP, own["xmp"].decode("utf-8", "replace"))
     for key, text in ((_PARAMETERS, metadata.parameters), (_ORIGIN, metadata.origin)):
         if text:
             chunks.add_text(key, text)
@@ -173,15 +278,35 @@ def _read_exif(picture: Image.Image) -> Image.Exif:
     return exif
 
 
-def _owner_exif(picture: Image.Image) -> bytes:
+def _owner_exif(exif: Image.Exif) -> bytes:
     """The owner's EXIF, without storage tags, thumbnail, and how the image was made."""
-    own = _descriptive(_read_exif(picture))
-    if _origin_or_empty(own.get(_HISTORY)):
-        del own[_HISTORY]
+    own = _descriptive(exif)
     inner = own.get(ExifTags.IFD.Exif, {})
-    if _INFOTEXT.search(_decode_comment(inner.get(_COMMENT))):
+    told = [tag for tag, value in own.items() if _tells_making(_tag_text(tag, value))]
+    if making_texts.is_making(_decode_comment(inner.get(_COMMENT))):
         del inner[_COMMENT]
+    if inner.get(ExifTags.Base.MakerNote, b"") in _SCHEMES:
+        del inner[ExifTags.Base.MakerNote]
+    for tag in told:
+        own.pop(tag, None)
     return _to_bytes(own)
+
+
+def _tag_text(tag: int, value: object) -> str:
+    """The text of a tag of EXIF, "" for another value; Windows writes its own in bytes."""
+    if isinstance(value, bytes) and ExifTags.Base.XPTitle <= tag <= ExifTags.Base.XPSubject:
+        return value.decode("utf-16-le", "replace").rstrip("\0")
+    return _text_or_empty(value)
+
+
+def _tells_making(value: str) -> bool:
+    """Whether a tag of EXIF says how the image was made, or by which program of models."""
+    return bool(
+        value.startswith(making_texts.PROGRAMS)
+        or _origin_or_empty(value)
+        or _NODES.match(value)
+        or making_texts.is_making(value)
+    )
 
 
 def _descriptive(exif: Image.Exif) -> Image.Exif:
@@ -197,6 +322,30 @@ def _descriptive(exif: Image.Exif) -> Image.Exif:
     return own
 
 
+def _resolution(picture: Image.Image, form: FileForm, exif: Image.Exif) -> tuple[float, float] | None:
+    """Dots per inch across and down, as the file told them; None for what is none, or what Pillow makes up."""
+    try:
+        across, down = map(float, picture.info.get("dpi", ()))
+    except _DAMAGED:
+        return None
+    is_told = form.jpeg is None or picture.info.get("jfif_unit") in _JFIF_UNITS or ExifTags.Base.XResolution in exif
+    return (across, down) if is_told and 1 < across < _MAX_DPI and 1 < down < _MAX_DPI else None
+
+
+def _owner_xmp(packet: bytes) -> bytes:
+    """The owner's XMP, without orientation, how the image was made, and what describes other parts of the file."""
+    unwanted = {(_TIFF_XMP, "Orientation")}
+    if making_texts.is_making(xmp.read_property(packet, _XMP_COMMENT)):
+        is_program = xmp.read_property(packet, _XMP_TOOL) == _DRAW_THINGS
+        unwanted |= {_XMP_COMMENT, *((_XMP_TOOL, _XMP_DESCRIPTION) if is_program else ())}
+    return _XMP_ORIENTATION.sub(b"", owner_xmp(packet, unwanted))
+
+
+def _xmp_of(picture: Image.Image) -> bytes:
+    packet = picture.info.get("xmp")
+    return packet if isinstance(packet, bytes) else b""
+
+
 def _to_bytes(exif: Image.Exif) -> bytes:
     try:
         return exif.tobytes() if len(exif) else b""
@@ -204,9 +353,10 @@ def _to_bytes(exif: Image.Exif) -> bytes:
         return b""
 
 
-def _is_text(key: object, text: object) -> bool:
-    """Whether an entry of Pillow's `info` is an owner's text of a PNG."""
-    return isinstance(key, str) and isinstance(text, str) and key not in _RESERVED_KEYS and 0 < len(key.encode()) < 80
+def _texts(picture: Image.Image) -> dict[str, str]:
+    """A PNG's texts but for ours, from Pillow's `info`."""
+    found = {key: str(text) for key, text in picture.info.items() if isinstance(key, str) and isinstance(text, str)}
+    return {key: text for key, text in found.items() if key not in _OTHER_KEYS and 0 < len(key.encode()) < 80}
 
 
 def _text_or_empty(text: object) -> str:
@@ -232,8 +382,8 @@ def _decode_comment(comment: object) -> str:
 def _parameters_before(metadata: Metadata) -> str:
     """The `parameters` that another program gave the image, from the origin if there is one, else as they are."""
     if not metadata.origin:
-        return metadata.parameters if _INFOTEXT.search(metadata.parameters) else ""
+        return metadata.parameters
     try:
-        return _text_or_empty(json.loads(metadata.origin)["before"])
+        return _text_or_empty(json.loads(metadata.origin)[_BEFORE_OF_ORIGIN])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""

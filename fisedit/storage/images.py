@@ -24,8 +24,11 @@ from PIL.TiffImagePlugin import TiffImageFile
 from fisedit.errors import InputError, MaskError
 from fisedit.storage import image_metadata
 from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_srgb, upright
+from fisedit.storage.file_form import FORM
 from fisedit.storage.files import IMAGE_FORMATS, why_no_file, write_file
 from fisedit.storage.image_metadata import Metadata
+from fisedit.storage.jpeg_form import FORM_CHUNK, form_to_bytes, in_form
+from fisedit.storage.stealth_texts import without_stealth
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_BYTES = 1 << 30
@@ -39,7 +42,7 @@ _YCBCR = 6
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "PNG": {},
     "WEBP": {"lossless": True, "exact": True},
-    "JPEG": {"quality": 95},
+    "JPEG": {},
     "TIFF": {"compression": "tiff_adobe_deflate"},
 }
 _MODES = {
@@ -169,11 +172,13 @@ def _load(image: Image.Image) -> DecodedImage:
     is_deep = image.mode in ("LA", "RGB", "RGBA") and any(
         ";16" in str(tile.args) for tile in getattr(image, "tile", ())
     )
+    form = image_metadata.file_info(image)
     image.load()
     notes = [f"animated: the first of {frames} frames was edited"] if frames > 1 else []
     if is_deep:
         notes.append("levels of 16 bits a channel were read as 8 bits; a grey picture would keep them")
     loaded = image.copy()
+    loaded.info |= form
     if image.format == "TIFF":
         loaded.info["exif"] = image_metadata.tiff_exif(image)
     return DecodedImage(loaded, image.format or "", tuple(notes))
@@ -216,7 +221,9 @@ def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
     return luminance if luminance.size == size else luminance.resize(size, Image.Resampling.BOX)
 
 
-def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) -> tuple[bytes, tuple[str, ...]]:
+def encode(
+    image: Image.Image, suffix: str, metadata: Metadata | None = None, *, keeps_form: bool = False
+) -> tuple[bytes, tuple[str, ...]]:
     """Encode an image in the format of a file name suffix, with its colour profile and metadata.
 
     What the format cannot store is converted to 8-bit sRGB, for a JPEG on white.
@@ -225,6 +232,7 @@ def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) ->
         image: An image, whose `info` is as `image_metadata.owner_info` makes it.
         suffix: One of `IMAGE_FORMATS`.
         metadata: How the image was made, or None.
+        keeps_form: Whether a PNG tells the form of the JPEG that the image was opened from.
 
     Returns:
         The file's bytes, and notes on what was lost.
@@ -233,7 +241,7 @@ def encode(image: Image.Image, suffix: str, metadata: Metadata | None = None) ->
         InputError: As `check_size`.
     """
     file = BytesIO()
-    notes = _save(image, suffix, file, metadata)
+    notes = _save(image, suffix, file, metadata, keeps_form=keeps_form)
     return file.getvalue(), notes
 
 
@@ -280,7 +288,9 @@ def is_written_form(decoded: DecodedImage, image: Image.Image) -> bool:
     return np.array_equal(np.asarray(decode(encode(image, suffix)[0]).image), np.asarray(decoded.image))
 
 
-def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata | None) -> tuple[str, ...]:
+def _save(
+    image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata | None, *, keeps_form: bool = False
+) -> tuple[str, ...]:
     check_size(suffix, image.size)
     kind, stored = IMAGE_FORMATS[suffix.lower()], image
     notes: tuple[str, ...] = ()
@@ -288,7 +298,15 @@ def _save(image: Image.Image, suffix: str, file: IO[bytes], metadata: Metadata |
         stored = to_srgb(image, alpha=kind != "JPEG")
         notes = (f"{suffix} holds no {image.mode}: written as a screen shows it",)
     options, more_notes = image_metadata.save_options(image, kind, metadata or Metadata())
-    profile = stored.info.get("icc_profile")
+    profile, form = stored.info.get("icc_profile"), stored.info.get(FORM)
+    if metadata is None:
+        stored, hidden_notes = without_stealth(stored)
+        notes += hidden_notes
+    if keeps_form and kind == "PNG" and form is not None and form.jpeg is not None:
+        options["pnginfo"].add(FORM_CHUNK, form_to_bytes(form.jpeg))
+    if kind == "JPEG":
+        stored, own = in_form(stored, None if form is None else form.jpeg)
+        options |= own
     stored.save(file, format=kind, **{**_OPTIONS[kind], **options}, icc_profile=profile)
     return notes + more_notes
 

@@ -238,7 +238,7 @@ def _images(result: EditResult, metadata: Metadata | None) -> list[tuple[str, by
 
 
 def _encode(image: Image.Image, ending: str = ".png", metadata: Metadata | None = None) -> bytes:
-    return encode(image, ending, metadata)[0]
+    return encode(image, ending, metadata, keeps_form=True)[0]
 
 
 def _remove(paths: Collection[Path]) -> None:

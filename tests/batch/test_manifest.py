@@ -347,6 +347,70 @@ class TestTextsBesidePictures:
         assert item.problem.startswith("a prompt with {source} needs what the picture shows, got none")
 
 
+class TestWhatIsAPicture:
+    def planned(self, tmp_path, **options):
+        return plan_batch(BatchJob(tmp_path / "in", tmp_path / "out", "{source} at night", **options))
+
+    def test_is_decided_by_content_and_what_is_left_out_is_told(self, tmp_path):
+        folder = pictures(tmp_path / "in", 1)
+        for name, kind in {"a.jfif": "JPEG", "b": "PNG", "c.dat": "WEBP", "d.v1": "BMP", "e.old": "TIFF"}.items():
+            Image.new("RGB", (8, 8)).save(folder / name, kind)
+        for name, content in {
+            "photo.bin": b"\0\0\0\x18ftypheic",
+            "raw.NEF": b"II*\0",
+            ".hidden.png": b"",
+            "notes.json": b"{}",
+            "BMW.md": b"BMW is no bitmap",
+            "0.caption": b"a cat",
+            "a.txt": b"a dog",
+            "a.caption": b"a wolf",
+            "lost.txt": b"nobody's",
+        }.items():
+            (folder / name).write_bytes(content)
+        (folder / "link.jpg").symlink_to("0.png")
+        (folder / "nowhere").symlink_to("gone")
+        (folder / "deep").mkdir()
+        (folder / ".cache").mkdir()
+        (folder / "elsewhere").symlink_to(tmp_path)
+        os.mkfifo(folder / "pipe")
+        plan = self.planned(tmp_path)
+        outputs = {item.name: item.output for item in plan.items}
+        expected = {"0.png": "0.png", "a.jfif": "a.jfif", "b": "b.png", "c.dat": "c.png", "d.v1": "d.png"}
+        assert outputs == expected | {"e.old": "e.png", "link.jpg": "link.jpg"}
+        assert {item.name: item.prompt for item in plan.items if item.source_prompt} == {
+            "0.png": "a cat at night",
+            "a.jfif": "a dog at night",
+        }
+        assert plan.notes == (
+            "files left out, as they are no pictures: 4, such as BMW.md",
+            "hidden folders left out: 1, such as .cache",
+            "hidden pictures left out: 1, such as .hidden.png",
+            "left out, as they are of other formats: 2, such as photo.bin; save them as PNG",
+            "links to folders left out, as they are not followed: 1, such as elsewhere",
+            "links to nowhere left out: 1, such as nowhere",
+            "subfolders left out, as --recursive is not given: 1, such as deep",
+            "texts beside pictures not read, as others are: 1, such as a.caption",
+        )
+
+    def test_other_words_than_those_beside_are_told(self, tmp_path):
+        (pictures(tmp_path / "in", 1) / "0.txt").write_text("a cat")
+        notes = self.planned(tmp_path, source_prompt="a dog").notes
+        assert notes == ("texts beside pictures not read, as others are: 1, such as 0.txt",)
+
+    def test_masks_too(self, tmp_path):
+        pictures(tmp_path / "in", 2)
+        half(tmp_path / "masks/0.jpg").rename(tmp_path / "masks/0.jfif")
+        half(tmp_path / "masks/1.png").rename(tmp_path / "masks/1.mask")
+        plan = self.planned(tmp_path, masks=tmp_path / "masks")
+        assert [item.mask and item.mask.name for item in plan.items] == ["0.jfif", "1.mask"] and plan.notes == ()
+
+    def test_a_folder_of_none_says_what_it_has(self, tmp_path):
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in/a.heic").write_bytes(b"")
+        with pytest.raises(InputError, match=r"got none in .*other formats: 1, such as a.heic; save them as PNG"):
+            self.planned(tmp_path)
+
+
 def test_folders_that_cannot_be_listed(tmp_path, monkeypatch):
     """Rights say nothing to root: the refusal is the system's, put in its place."""
     pictures(tmp_path / "in/a", 1)

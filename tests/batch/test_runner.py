@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 
 from fisedit import Editor
@@ -96,6 +97,16 @@ class TestAFolder:
             before, after = (np.asarray(Image.open(tmp_path / where / name)) for where in ("in", "out"))
             assert (before[:, 32:] == after[:, 32:]).all() and (before[:, :32] != after[:, :32]).any()
         assert tree(tmp_path / "in")["2.png"] == tree(tmp_path / "out")["2.png"], "nothing to do: the same bytes"
+
+    def test_without_metadata_an_unchanged_picture_says_nothing_of_its_making(self, batch, tmp_path):
+        told = PngInfo()
+        told.add_text("parameters", "a secret\nSteps: 20, Sampler: Euler")
+        (tmp_path / "in").mkdir()
+        Image.new("RGB", (64, 64), "grey").save(tmp_path / "in/0.png", pnginfo=told)
+        (tmp_path / "masks").mkdir()
+        Image.new("L", (64, 64)).save(tmp_path / "masks/0.png")
+        assert batch("in", "out", *SAID, "--masks", "masks", "--no-metadata").status == 0
+        assert b"secret" not in (tmp_path / "out/0.png").read_bytes()
 
     def test_source_prompts_from_beside_or_from_nobody(self, batch, tmp_path):
         pictures(tmp_path / "in", 3)

@@ -168,8 +168,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def printed(run: Run) -> dict[str, object]:
     """What a batch printed and how it ended, but for its seconds."""
     told = {"status": run.status} | untimed(json.loads(run.out))
-    told["notes"] = [note for note in told["notes"] if "mask" not in note]
-    for item in told["items"]:  # version 0.1.0 said nothing of masks, nor which words a model does not know
+    told["notes"] = [note for note in told["notes"] if "mask" not in note and "left out" not in note]
+    for item in told["items"]:  # version 0.1.0 said nothing of masks, folders, nor which words a model does not know
         del item["mask"]
         item["notes"] = [note for note in item["notes"] if "it does not know" not in note]
     return told

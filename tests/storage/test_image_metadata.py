@@ -46,3 +46,14 @@ def test_metadata_that_was_read_once_is_read_again_as_it_is():
     again = to_editable(picture)
     assert again.info == picture.info == owner_info(picture)
     assert again.info["texts"] == {"Author": "A. N. Other"} and parameters_before(again).startswith("a cat")
+
+
+def test_exif_in_a_text_of_a_png_turns_it_once():
+    """ImageMagick writes EXIF so."""
+    file, texts, exif = BytesIO(), PngInfo(), Image.Exif()
+    exif[0x0112] = 6
+    data = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
+    texts.add_text("Raw profile type exif", f"\nexif\n{len(data)}\n{data.hex()}\n")
+    Image.new("RGB", (40, 20)).save(file, "PNG", pnginfo=texts)
+    picture = to_editable(decode(file.getvalue()).image)
+    assert picture.size == to_editable(decode(encode(picture, ".png")[0]).image).size == (20, 40)

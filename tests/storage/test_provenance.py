@@ -160,8 +160,15 @@ class TestParameters:
     @pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
     def test_either_order_of_utf16(self, order):
         exif = Image.Exif()
-        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"UNICODE\0" + "a cat é".encode(order)
-        assert image_metadata.read_metadata(plain(exif=exif, kind="JPEG")).parameters == "a cat é"
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"UNICODE\0" + f"é {FOREIGN}".encode(order)
+        assert image_metadata.read_metadata(plain(exif=exif, kind="JPEG")).parameters == f"é {FOREIGN}"
+
+    def test_an_owners_comment_is_no_prompt(self):
+        exif = Image.Exif()
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = b"ASCII\0\0\0Screenshot"
+        picture = plain(exif=exif, kind="JPEG", comment=b"at the sea")
+        assert image_metadata.read_metadata(picture) == Metadata()
+        assert b"Screenshot" in owner_info(picture)["exif"]
 
 
 def trajectory(editor):
@@ -597,6 +604,14 @@ class TestCommands:
         fisedit("edit", *options, DOG).refused("input", "s holds a session")
         index = json.loads(Path("s/session.json").read_text())
         assert [entry["recipe"]["prompt"] for entry in index["results"]] == [CAT, DOG, BIRD]
+
+    def test_show_tells_the_prompts_in_another_programs_json(self, fisedit):
+        told = {"prompt": "a knight", "negative_prompt": "blurry", "seed": 1, "metadata_scheme": "fooocus"}
+        plain().save("a.png", pnginfo=chunks({"parameters": json.dumps(told)}))
+        lines = fisedit("show", "a.png").out.splitlines()
+        assert lines[:2] == ["a knight", "Negative prompt: blurry"] and json.loads(lines[2]) == told
+        plain().save("a.png", pnginfo=chunks({"workflow": '{"nodes": []}'}))
+        fisedit("show", "a.png").refused("input", "must name its prompt, got workflow; edit it as --picture")
 
     def test_a_picture_of_another_program(self, fisedit, model):
         plain().save("a.png", pnginfo=chunks({"parameters": FOREIGN}))
