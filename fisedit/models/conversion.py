@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fisedit.errors import ModelError
+from fisedit.errors import ModelError, NumericsError
 from fisedit.models.weight_files import Shapes
 
 T = TypeVar("T")
@@ -178,3 +178,19 @@ def build(part: str, make: Callable[[], M], tensors: Mapping[str, Tensor], dtype
     own = {name: tensor.to(dtype or tensor.dtype, copy=True) for name, tensor in own.items()}
     module.load_state_dict(own, assign=True)
     return module.eval().requires_grad_(False)
+
+
+def check_finite(whose: str, tensors: Mapping[str, Tensor]) -> None:
+    """Check that a file's tensors are numbers.
+
+    Args:
+        whose: Their owner in messages.
+        tensors: By their names.
+
+    Raises:
+        NumericsError: One holds NaN or infinity.
+    """
+    for name, tensor in tensors.items():
+        numbers = tensor.float() if tensor.element_size() == 1 else tensor  # of fp8, torch has no isfinite
+        if tensor.is_floating_point() and not numbers.isfinite().all():
+            raise NumericsError(f"{whose}'s {name} holds NaN or infinity; get the file again")

@@ -353,13 +353,14 @@ def check_config(part: str, config: Config) -> None:
             raise _setting(part, name, config[name], "eager or sdpa")
 
 
-def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:
+def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "config and weights do not match") -> None:
     """Compare a component's tensors with those of its configuration.
 
     Args:
         part: The component.
         expected: Tensors of the configuration.
         actual: Tensors of the file.
+        advice: Last words of the message on another shape.
 
     Raises:
         ModelError: Tensors are missing or have other shapes; names the first.
@@ -367,12 +368,10 @@ def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:
     missing = [name for name in expected if name not in actual]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download the model again")
+        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download them again")
     for name, shape in expected.items():
         if actual[name] != shape:
-            raise ModelError(
-                f"the {part}'s {name} must be {shape}, got {actual[name]}; config and weights do not match"
-            )
+            raise ModelError(f"the {part}'s {name} must be {shape}, got {actual[name]}; {advice}")
 
 
 def pickled(path: Path) -> ModelError | None:
