@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
 _TOKEN = re.compile(r"[^\W_][\w-]*|<[\w-]+>")
+_NO_WORDS = ("emb_params", "*", "string_to_param.*", "clip_l")
+"""Names of the one tensor of files that tell no word."""
+
 _VECTOR = re.compile(r"_[0-9]+>?$")  # how diffusers names further vectors
 
 _loaded: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
@@ -88,6 +91,18 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = 
         pipe.text_encoder.requires_grad_(False)
         _loaded[pipe.text_encoder] = {**loaded(pipe), word: hashlib.sha256(data).hexdigest()[:8]}
     return word
+
+
+def own_word(file: Path) -> str | None:
+    """Return the word that a file tells, as diffusers' files do, or None; a file that cannot be read has none.
+
+    Args:
+        file: As in `load`.
+    """
+    if pickled(file) or not file.is_file():
+        return None
+    names = list(read_shapes(file))
+    return names[0] if len(names) == 1 and names[0] not in _NO_WORDS else None
 
 
 @default_torch_state()

@@ -43,13 +43,14 @@ class EditorBase:
         *,
         model: str = "",
         vae: str = "",
+        variant: str = "",
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
         max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        self.pipe, self.model, self.vae = pipe, model, vae
+        self.pipe, self.model, self.vae, self.variant = pipe, model, vae, variant
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
         max_recorded_bytes = _checked_bytes("max_recorded_bytes", max_recorded_bytes)
@@ -72,6 +73,7 @@ class EditorBase:
         preview_vae: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        variant: str | None = None,
         local_files_only: bool = False,
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
@@ -89,6 +91,8 @@ class EditorBase:
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
+            variant: name of the variant of a folder's weights, such as "fp16" or "non_ema"; None for those without
+                one, or else for fp16, or the only one.
             local_files_only: never reach for the network.
             max_recorded_bytes: of recorded features in the device's memory; see `Editor`.
             max_host_bytes: of those in the host's memory; see `Editor`.
@@ -102,12 +106,19 @@ class EditorBase:
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
         pipe = load(
-            model, vae=vae, preview_vae=preview_vae, device=device, dtype=dtype, local_files_only=local_files_only
+            model,
+            vae=vae,
+            preview_vae=preview_vae,
+            device=device,
+            dtype=dtype,
+            variant=variant,
+            local_files_only=local_files_only,
         )
         return cls(
             pipe,
             model=absolute_name(model),
             vae="" if vae is None else absolute_path(vae),
+            variant=variant or "",
             max_recorded_bytes=max_recorded_bytes,
             max_host_bytes=max_host_bytes,
             max_disk_bytes=max_disk_bytes,
