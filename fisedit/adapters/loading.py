@@ -25,7 +25,7 @@ from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
 from fisedit.models.vae import is_inpainting
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import check_complete, is_safetensors, read_json, read_shapes
+from fisedit.models.weight_files import check_complete, is_safetensors, parts_of, read_json, read_shapes
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -123,7 +123,7 @@ def _network_kind(path: Path) -> str | None:
     """The class of diffusers' of a folder or file with a network, or None."""
     if path.is_dir():
         return next((kind for kind in NETWORKS if kind == _class_name(path)), None)
-    return network_kind(path, read_shapes(path)) if path.is_file() and is_safetensors(path) else None
+    return network_kind(path, read_shapes(*parts_of(path))) if path.is_file() and is_safetensors(path) else None
 
 
 def _class_name(folder: Path) -> object:

@@ -18,7 +18,7 @@ import torch
 from fisedit.errors import AdapterError
 from fisedit.models.conversion import build, check_finite, converted, origins, scale_names, trace, unscaled
 from fisedit.models.validation import SINGLE_FILE, check_shapes, unread
-from fisedit.models.weight_files import read_json, read_shapes, read_tensors, weight_files
+from fisedit.models.weight_files import config_beside, parts_of, read_json, read_shapes, read_tensors, weight_files
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -94,17 +94,17 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
     from fisedit.adapters.control_net import ControlNetReader
     from fisedit.adapters.t2i_adapter import T2IAdapterReader
 
-    files = weight_files(path, _STEM) if path.is_dir() else (path,)
+    files = weight_files(path, _STEM) if path.is_dir() else parts_of(path)
     shapes = read_shapes(*files)
     naming: Naming = dict if path.is_dir() else _naming(kind, unet)
     traced = naming(trace(shapes))
     found = {name: tuple(tensor.shape) for name, tensor in traced.items()}
-    config = read_json(path / "config.json") if path.is_dir() else _CONFIGS[kind](path, found, unet)
+    config = read_json(path / "config.json") if path.is_dir() else config_beside(path, kind)
+    own = config is not None
+    config = _CONFIGS[kind](path, found, unet) if config is None else config
     label = {CONTROL_NET: "ControlNet", T2I_ADAPTER: "T2I-Adapter"}[kind]
     expected = _expected(kind, config, path)
-    check_shapes(
-        label, expected, found, "config and weights do not match" if path.is_dir() else "load one for this model"
-    )
+    check_shapes(label, expected, found, "config and weights do not match" if own else "load one for this model")
     _check_read(label, path, unread(shapes, origins(traced, expected) | scale_names(shapes)))
     tensors = naming(unscaled(read_tensors(files), torch.float32))
     check_finite(f"the {label}", tensors)

@@ -99,8 +99,9 @@ class SessionMixin(OpenMixin, AdapterMixin):
         references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
         pages = self.recorded_pages() if features else {}
-        weights = {"vae": self.vae, "variant": self.variant}
-        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages, **weights)
+        contents = SessionContents(
+            self.history, self.model, self._dtype, references, pages=pages, vae=self.vae, variant=self.variant
+        )
         try:
             self._store(folder).save(contents, metadata_of, overwrite=overwrite)
         except (OSError, MemoryError, PageError) as error:

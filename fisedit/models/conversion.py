@@ -35,7 +35,7 @@ class _Named(Tensor):
     def __torch_function__(
         cls, func: Any, types: Collection[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = super().__torch_function__(func, types, args, kwargs or {})
+        made = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if isinstance(made, cls):
             made.origin = next(one.origin for one in args if isinstance(one, cls))
         return made

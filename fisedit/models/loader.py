@@ -28,6 +28,8 @@ from fisedit.models.vocabulary import read_vocabulary
 from fisedit.models.weight_files import (
     Shapes,
     check_vocabulary,
+    config_beside,
+    parts_of,
     read_json,
     read_shapes,
     read_tensors,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
 _SD15, _SD2 = (Path(__file__).parent / "configs" / family for family in ("sd15", "sd2"))
+_SCHEDULE_TOLERANCE = 2e-3  # fp16's rounding of numbers up to 1, and less than zero terminal SNR's change
 _STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
 
 
@@ -109,7 +112,7 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     """
     path, without = locate(model), ("vae",)  # which may come from elsewhere
     if path is not None and path.is_file():
-        return _single_file_configs(_checked_shapes(path, without))
+        return _single_file_configs(_checked_file(path, without)[1])
     folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
     _check_configs(folder, without)
     return folder
@@ -129,9 +132,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> StableDiffusionPipeline:
-    shapes = _checked_shapes(path, without)
+    files, shapes = _checked_file(path, without)
     is_sd2 = checks.is_sd2_file(shapes)
-    folder, told = _single_file_configs(shapes), read_settings(path, shapes, is_sd2=is_sd2)
+    folder, told = _single_file_configs(shapes), read_settings(files[0], shapes, is_sd2=is_sd2)
     configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES if part not in without}
     configs["unet"] |= {"in_channels": checks.file_inputs(shapes)}
     read, traced = {*MARKERS, *scale_names(shapes)}, trace(shapes)
@@ -139,7 +142,7 @@ def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Stab
         expected, found = _shapes_of(part, json.dumps(config)), converted(part, traced, config, open_clip=is_sd2)
         checks.check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
         read |= origins(found, expected)
-    tensors = unscaled(read_tensors([path]), dtype)
+    tensors = unscaled(read_tensors(files), dtype)
     modules = {
         part: _build(part, config, converted(part, tensors, config, open_clip=is_sd2), dtype)
         for part, config in configs.items()
@@ -150,16 +153,27 @@ def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Stab
     others = tuple(start for part in without for start in checks.SINGLE_FILE[part])
     unread = checks.unread(shapes, read | {name for name in shapes if name.startswith(others)})
     pipe.notes = told.notes + checks.unread_note(path, unread)
+    if "rescale_betas_zero_snr" not in told.scheduler:
+        pipe.notes += _schedule_note(path, tensors.get("alphas_cumprod"), pipe.scheduler)
     return pipe
 
 
-def _checked_shapes(path: Path, without: Collection[str]) -> Shapes:
-    """The shapes of a single file that may be a model."""
+def _checked_file(path: Path, without: Collection[str]) -> tuple[tuple[Path, ...], Shapes]:
+    """The files of a single file that may be a model, and their shapes."""
     if problem := checks.pickled(path):
         raise problem
-    shapes = read_shapes(path)
+    files = parts_of(path)
+    shapes = read_shapes(*files)
     checks.check_single_file(path, shapes, without)
-    return shapes
+    return files, shapes
+
+
+def _schedule_note(path: Path, told: torch.Tensor | None, scheduler: Any) -> tuple[str, ...]:
+    """The note on a file whose own noise schedule is another than its family's."""
+    own = scheduler.alphas_cumprod
+    if told is None or (told.shape == own.shape and (told.float() - own).abs().max() < _SCHEDULE_TOLERANCE):
+        return ()
+    return (f"{path.name} has a noise schedule of its own (alphas_cumprod), which is not read",)
 
 
 def _single_file_configs(shapes: Shapes) -> Path:
@@ -257,15 +271,19 @@ def _load_vae(path: Path, dtype: torch.dtype, variant: str | None = None) -> tup
         raise problem
     if not path.is_file():
         raise ModelError(f"vae must be a folder or a .safetensors file, got {path}: no such file")
-    shapes, config = read_shapes(path), read_json(_SD15 / "vae" / "config.json")
+    files = parts_of(path)
+    shapes, config = read_shapes(*files), config_beside(path, "AutoencoderKL")
+    config = read_json(_SD15 / "vae" / "config.json") if config is None else config
+    checks.check_config("vae", config)
+    checks.check_vae(config)
     checks.check_vae_file(path, shapes)
     change = partial(current_names, "vae") if checks.is_converted_vae(shapes) else partial(_converted_vae, config)
-    traced, expected = change(trace(shapes)), _expected("vae", _SD15)
+    traced, expected = change(trace(shapes)), _shapes_of("vae", json.dumps(config))
     checks.check_shapes("vae", expected, {name: tuple(tensor.shape) for name, tensor in traced.items()})
     unread = checks.unread(shapes, origins(traced, expected) | scale_names(shapes))
     model = any(name.startswith("model.diffusion_model.") for name in shapes)  # whose VAE alone is asked for
     notes = () if model else checks.unread_note(path, unread)
-    return _build("vae", config, change(unscaled(read_tensors([path]), dtype)), dtype), notes
+    return _build("vae", config, change(unscaled(read_tensors(files), dtype)), dtype), notes
 
 
 def _converted_vae(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -277,7 +295,7 @@ def _load_preview_vae(folder: Path, device: torch.device, dtype: torch.dtype) ->
     if not folder.is_dir():
         raise ModelError(f"preview_vae must be a folder with an AutoencoderTiny, got {folder}: no such folder")
     checks.check_tiny_vae(read_json(folder / "config.json"))
-    model = _Part("preview_vae", folder).load(dtype)
+    model: Any = _Part("preview_vae", folder).load(dtype)
     return model.to(device, memory_format=torch.channels_last)
 
 
@@ -337,7 +355,8 @@ def _module(part: str, config: Mapping[str, Any]) -> nn.Module:
     import transformers
 
     if part == "text_encoder":
-        return transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(dict(config)))
+        text_encoder: nn.Module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(dict(config)))
+        return text_encoder
     module: nn.Module = getattr(diffusers, checks.CLASSES[part]).from_config(dict(config))
     return module
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
-from fisedit.models.weight_files import PICKLES, Shapes, pickle_error, read_json
+from fisedit.models.weight_files import PICKLES, Shapes, is_safetensors, pickle_error, read_json
 
 SUPPORTED_MODELS = "a Stable Diffusion 1.x or 2.x text-to-image model"
 MODULES: Mapping[str, tuple[str, str]] = {
@@ -395,7 +395,9 @@ def _no_pipeline_error(folder: Path) -> ModelError:
         ("pytorch_lora_weights.safetensors", "a LoRA; load the model that it was made for"),
         ("config.json", "one part of a model; give the folder above"),
     )
-    found = next((what for name, what in kinds if (folder / name).is_file()), "a folder without model_index.json")
+    files = sorted(path.name for path in folder.glob("*") if is_safetensors(path))
+    plain = f"a folder without model_index.json{f', give its file {files[0]}' if files else ''}"
+    found = next((what for name, what in kinds if (folder / name).is_file()), plain)
     if found.startswith("one part") and "ControlNet" in str(read_json(folder / "config.json").get("_class_name")):
         found = "a ControlNet"
     return _model_error(found, folder)

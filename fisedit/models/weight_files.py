@@ -172,6 +172,42 @@ def variants(folder: Path, stem: str) -> dict[str, Path]:
     return found
 
 
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of what is given as one: itself, or all parts if it is one of them or their index.
+
+    Args:
+        path: A file.
+
+    Raises:
+        ModelError: It is a part, and no index beside it names the others.
+    """
+    if path.suffix.lower() == ".json" and f"{_SAFETENSORS}.index" in path.name.lower():
+        return _listed(path)
+    if not _PART.search(path.name):
+        return (path,)
+    index = path.with_name(f"{_PART.sub('', path.name)}.index.json")
+    if not index.is_file():
+        raise ModelError(f"{path.name} is one of several parts, got no {index.name} beside it that names them; copy it")
+    return _listed(index)
+
+
+def config_beside(path: Path, kind: str) -> dict[str, Any] | None:
+    """Return the configuration of a file that lies in its folder of diffusers, or None.
+
+    Args:
+        path: The file.
+        kind: Class that the configuration must name.
+
+    Raises:
+        ModelError: The configuration is damaged.
+    """
+    file = path.parent / "config.json"
+    if not path.name.startswith("diffusion_pytorch_model") or not file.is_file():
+        return None
+    config = read_json(file)
+    return config if config.get("_class_name") == kind else None
+
+
 def _listed(index: Path) -> tuple[Path, ...]:
     """The parts that an index names."""
     listed = read_json(index).get("weight_map")

@@ -121,8 +121,12 @@ def test_other_kinds_are_refused_by_what_they_are(pipe, folder, name, line):
 
 @pytest.mark.parametrize("folder", ["control"], indirect=True)
 def test_one_for_another_model_one_that_pools_and_one_that_is_no_number(pipe, pipelines, folder):
+    (folder / "one.safetensors").symlink_to(folder / FILE)
     with pytest.raises(AdapterError, match=r"must be .*, got .*; load one for this model"):
-        load_picture_adapter(folder / FILE, pipelines["sd2"].unet)
+        load_picture_adapter(folder / "one.safetensors", pipelines["sd2"].unet)
+    described = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(described.replace('"rgb"', '"bgr"'))
+    assert load_picture_adapter(folder / FILE, pipe.unet).model.config.controlnet_conditioning_channel_order == "bgr"
     (folder / "control_shuffle.safetensors").symlink_to(folder / FILE)
     with pytest.raises(AdapterError, match="a ControlNet that pools its maps"):
         load_picture_adapter(folder / "control_shuffle.safetensors", pipe.unet).check_fit(pipe.unet)

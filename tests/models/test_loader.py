@@ -222,6 +222,29 @@ def test_what_no_part_reads_of_a_file_is_told(one_file, model, folder):
     assert line in source.stats.notes
 
 
+def test_a_noise_schedule_of_its_own_is_told(one_file, pipelines):
+    own = pipelines["sd15"].scheduler.alphas_cumprod
+    for schedule, told in ((own.half(), 0), (own * 0.9, 1)):
+        path = one_file(lambda tensors, one=schedule: tensors | {"alphas_cumprod": one})
+        notes = loader.load(path, dtype="fp32").notes
+        assert len(notes) == told and all("noise schedule of its own" in note for note in notes)
+
+
+def test_one_file_in_parts(pipelines, one_file, tmp_path):
+    whole = load_file(one_file())
+    names = [f"parts-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    listed = {name: names[i % 2] for i, name in enumerate(whole)}
+    for part in names:
+        save_file({name: tensor for name, tensor in whole.items() if listed[name] == part}, tmp_path / part)
+    refused(tmp_path / names[0], "one of several parts, got no parts.safetensors.index.json")
+    index = tmp_path / "parts.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": listed}))
+    for given in (tmp_path / names[1], index):
+        assert same_weights(loader.load(given, dtype="fp32"), pipelines["sd15"])
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    refused(index, "must name .safetensors files beside it")
+
+
 def test_scaled_fp8_is_read_with_its_factors_and_other_quantised_files_are_refused(pipelines, one_file):
     scaled = "model.diffusion_model.middle_block.1.proj_in"
     eighth = torch.float8_e4m3fn
@@ -599,6 +622,9 @@ class TestAnotherAutoencoder:
         save_file(tensors, tmp_path / "ldm.safetensors")
         for file in (whole, tmp_path / "ldm.safetensors", tmp_path / "other/vae/diffusion_pytorch_model.safetensors"):
             assert same(loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu").vae, other.vae)
+        edit_json(tmp_path / "other/vae/config.json", scaling_factor=0.25)  # beside the last one
+        loaded = loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu")
+        assert loaded.vae.config.scaling_factor == 0.25
 
     def test_what_is_wrong_is_one_line(self, folder, tmp_path):
         (tmp_path / "vae.pt").write_bytes(b"PK")
