@@ -271,9 +271,8 @@ def _load_vae(path: Path, dtype: torch.dtype, variant: str | None = None) -> tup
         raise problem
     if not path.is_file():
         raise ModelError(f"vae must be a folder or a .safetensors file, got {path}: no such file")
-    files = parts_of(path)
-    shapes, config = read_shapes(*files), config_beside(path, "AutoencoderKL")
-    config = read_json(_SD15 / "vae" / "config.json") if config is None else config
+    files, beside = parts_of(path), config_beside(path, "AutoencoderKL")
+    shapes, config = read_shapes(*files), read_json(_SD15 / "vae" / "config.json") if beside is None else beside
     checks.check_config("vae", config)
     checks.check_vae(config)
     checks.check_vae_file(path, shapes)
