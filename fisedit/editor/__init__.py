@@ -13,7 +13,6 @@ class Editor(SessionMixin):
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
         vae: path of its autoencoder, for saved sessions; "" for the model's own.
-        variant: name of the variant of its weights, for saved sessions; "" for none.
         max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there. On
             a CPU steps that do not fit lie on disk and are fetched while an edit runs; on a GPU they wait in the host's
             memory first.

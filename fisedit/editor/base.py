@@ -43,14 +43,14 @@ class EditorBase:
         *,
         model: str = "",
         vae: str = "",
-        variant: str = "",
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
         max_disk_bytes: int | None = None,
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        self.pipe, self.model, self.vae, self.variant = pipe, model, vae, variant
+        self.pipe, self.model, self.vae = pipe, model, vae
+        self.variant = ""  # name of the variant of the model's weights, for saved sessions
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
         max_recorded_bytes = _checked_bytes("max_recorded_bytes", max_recorded_bytes)
@@ -114,17 +114,18 @@ class EditorBase:
             variant=variant,
             local_files_only=local_files_only,
         )
-        return cls(
+        editor = cls(
             pipe,
             model=absolute_name(model),
             vae="" if vae is None else absolute_path(vae),
-            variant=variant or "",
             max_recorded_bytes=max_recorded_bytes,
             max_host_bytes=max_host_bytes,
             max_disk_bytes=max_disk_bytes,
             graphs=graphs,
             cache_dtype=cache_dtype,
         )
+        editor.variant = variant or ""
+        return editor
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
         """Another editor over the same model, with a history and a trajectory cache of its own within the same bounds.

@@ -215,9 +215,9 @@ class FisEditPipeline:
 
     def _make_editor(self, **names: str) -> Editor:
         """Another editor of the models where they are now, with the options and adapters of this one."""
-        names = {name: getattr(self.editor, name) for name in ("model", "vae", "variant")} | names
-        options: dict[str, Any] = {**names, **self._options}
+        options: dict[str, Any] = {"model": self.editor.model, "vae": self.editor.vae, **names, **self._options}
         editor = Editor(self.editor.pipe, **options)
+        editor.variant = self.editor.variant
         for loaded in self.editor.adapters:
             encoder = loaded.image_encoder or None
             editor.load_adapter(loaded.source, **loaded.use.as_dict(), image_encoder=encoder)
