@@ -23,6 +23,9 @@ _PREDICTIONS = {
 }
 """Word for a prediction type -> diffusers' name of it."""
 
+_ARCHITECTURES = {"stable-diffusion-v2-512": "epsilon", "stable-diffusion-v2-768-v": "v_prediction"}
+"""Architecture that ModelSpec names -> its prediction type."""
+
 _V_PARAMETERIZATION = re.compile(r"""^\s*parameterization:\s*["']?v\b""", re.MULTILINE)
 _RESOLUTION = re.compile(r"(\d{2,4})(?:x(\d{2,4}))?")
 _LATENT_FACTOR = 8
@@ -89,8 +92,8 @@ def _told(path: Path, shapes: Shapes, header: Mapping[str, str]) -> Iterator[tup
         if word not in _PREDICTIONS:
             raise ModelError(f"modelspec.prediction_type of {path} must be epsilon or v, got {word!r:.60}; get another")
         yield "modelspec.prediction_type", _PREDICTIONS[word]
-    if header.get("architecture", "").endswith("-v"):
-        yield "modelspec.architecture", "v_prediction"
+    if kind := _ARCHITECTURES.get(header.get("architecture", "")):
+        yield "modelspec.architecture", kind
     if "v_pred" in shapes:
         yield "the tensor v_pred", "v_prediction"
     beside = path.with_suffix(".yaml")

@@ -184,10 +184,10 @@ def _single_file_configs(shapes: Shapes) -> Path:
 def _load_folder(
     folder: Path, dtype: torch.dtype, without: Collection[str], variant: str | None
 ) -> StableDiffusionPipeline:
-    index = _check_configs(folder, without)
+    _check_configs(folder, without)
     parts = {part: _Part(part, folder / part, variant) for part in checks.MODULES if part not in without}
     _check_variant(folder, parts, variant)
-    pipe = _assemble(folder, {part: found.load(dtype) for part, found in parts.items()}, kind=index["scheduler"][1])
+    pipe = _assemble(folder, {part: found.load(dtype) for part, found in parts.items()})
     pipe.unet.register_to_config(sample_size=checks.sample_size(pipe.unet.config))
     pipe.vocabulary = read_vocabulary(folder)
     pipe.notes = tuple(note for found in parts.values() for note in found.notes)
@@ -229,15 +229,13 @@ class _Part:
 
 
 def _assemble(
-    folder: Path,
-    modules: Mapping[str, nn.Module],
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    kind: str = "DDIMScheduler",
+    folder: Path, modules: Mapping[str, nn.Module], settings: Mapping[str, Any] = MappingProxyType({})
 ) -> StableDiffusionPipeline:
     """The pipeline of modules, with the tokenizer and the scheduler of a folder."""
     import diffusers
 
-    scheduler = _load_scheduler(getattr(diffusers, kind), folder / "scheduler")
+    kind = getattr(diffusers, read_json(folder / "model_index.json")["scheduler"][1])
+    scheduler = _load_scheduler(kind, folder / "scheduler")
     if settings:
         scheduler = scheduler.from_config(scheduler.config, **settings)
     return diffusers.StableDiffusionPipeline(
@@ -298,8 +296,8 @@ def _load_preview_vae(folder: Path, device: torch.device, dtype: torch.dtype) ->
     return model.to(device, memory_format=torch.channels_last)
 
 
-def _check_configs(folder: Path, without: Collection[str] = ()) -> dict[str, Any]:
-    """Check a folder's configurations; returns its model_index."""
+def _check_configs(folder: Path, without: Collection[str] = ()) -> None:
+    """Check a folder's configurations."""
     checks.check_pipeline(folder, without)
     configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES if part not in without}
     for part, config in configs.items():
@@ -309,7 +307,6 @@ def _check_configs(folder: Path, without: Collection[str] = ()) -> dict[str, Any
         checks.check_vae(configs["vae"])
     checks.check_fit(configs["unet"], configs["text_encoder"])
     read_json(folder / "scheduler" / "scheduler_config.json")
-    return read_json(folder / "model_index.json")
 
 
 _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"

@@ -189,6 +189,7 @@ TELLS_V = {"modelspec.prediction_type": "v"}
         (("v_pred",), None, ("v_prediction", False, 16)),
         (("v_pred", "ztsnr"), TELLS_V, ("v_prediction", True, 16)),
         (("v_pred",), {"modelspec.prediction_type": "epsilon"}, "v_prediction by the tensor v_pred; correct"),
+        ((), {"modelspec.architecture": "stable-diffusion-v2-768-v"}, ("v_prediction", False, 16)),
         ((), {"modelspec.prediction_type": "flow"}, "must be epsilon or v, got 'flow'"),
     ],
 )
