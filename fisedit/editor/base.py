@@ -85,7 +85,8 @@ class EditorBase:
 
         Args:
             model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file.
-            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
+            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own. One
+                file that holds no autoencoder needs it.
             preview_vae: a folder with an `AutoencoderTiny` (TAESD), which decodes what `on_step` gets; without it, that
                 has one pixel per latent cell.
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.

@@ -248,9 +248,10 @@ def test_a_script_loads_loras_words_and_pictures_by_diffusers_methods(loaded, tm
     def picture(prompt=CAT, **more):
         return loaded(prompt, generator=seed(5), **SMALL, **more).images[0].tobytes()
 
-    plain, editor = picture(), Editor.from_pretrained(tmp_path / "model", device="cpu", dtype="fp32")
+    plain, editor = picture(), Editor(loaded.editor.pipe)
     name = editor.load_lora(tmp_path / "style.safetensors", 0.5)
     half = editor.generate(CAT, seed=5, **SMALL).image.tobytes()
+    editor.unload_lora(name)
     loaded.load_lora_weights(tmp_path, weight_name="style.safetensors", adapter_name="mine")
     assert loaded.get_active_adapters() == ["mine"] == loaded.get_list_adapters()["unet"]
     loaded.set_adapters("mine", 0.5)
