@@ -233,7 +233,7 @@ class EditPipeline(Renderer):
         stats = replace(
             stats,
             mask_area=plan.mask.area,
-            notes=plan.notes + _result_notes(request, plan, image),
+            notes=plan.notes + self._model_notes(request) + _result_notes(request, plan, image),
             recorded_bytes=output.own_bytes,
             unet_evaluations_captured=trajectory.captured,
             uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
@@ -278,6 +278,10 @@ class EditPipeline(Renderer):
             )
             self.cache.share(parent.id, result.id)
             return self.history.add(result)
+
+    def _model_notes(self, request: EditRequest) -> tuple[str, ...]:
+        """What the model's file says and is not obeyed, told with every source."""
+        return () if request.parent else tuple(getattr(self.engine.pipe, "notes", ()))
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """What so many steps cost; bytes and graphs aside."""

@@ -29,11 +29,12 @@ from fisedit.adapters.variants import (
     is_unused_tensor,
     module_name,
 )
-from fisedit.errors import AdapterError, ModelError, NumericsError, as_text
+from fisedit.errors import AdapterError, ModelError, as_text
 from fisedit.models import paths
+from fisedit.models.conversion import check_finite
 from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import read_json, read_shapes, weights_file
+from fisedit.models.weight_files import is_safetensors, read_json, read_shapes, weights_file
 from fisedit.storage.files import write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def save_adapter(adapter: RowColumnAdapter, path: str | Path) -> None:
 
     path, config = Path(path), {"_class_name": adapter.family.kind, **adapter.config}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
-    single = path.suffix == ".safetensors"
+    single = is_safetensors(path)
     described = {"format": "pt"} | ({"config": json.dumps(config)} if single else {})
     write_bytes(save(tensors, described), path if single else path / f"{STEM}.safetensors")
     if not single:
@@ -193,9 +194,7 @@ def _load(path: Path) -> RowColumnAdapter:
     adapter = _empty(family, shapes, config, path)
     living = adapter.state_dict()
     weights = load_file(file)
-    for name in living:
-        if not weights[name].isfinite().all():
-            raise NumericsError(f"the adapter's {name} holds NaN or infinity; download it again or use fp32")
+    check_finite("the adapter", {name: weights[name] for name in living})
     adapter.load_state_dict({name: weights[name] for name in living}, assign=True)
     return adapter.eval().requires_grad_(False)
 

@@ -17,12 +17,14 @@ from torch import nn
 
 from fisedit.adapters.drive_adapter import DriveReader
 from fisedit.adapters.drive_networks import DriveBase, DriveNetwork, DriveProjection
-from fisedit.errors import AdapterError, NumericsError
+from fisedit.errors import AdapterError
 from fisedit.models import paths
+from fisedit.models.conversion import check_finite
 from fisedit.models.weight_files import read_json, read_shapes, weights_file
 
 if TYPE_CHECKING:
-    from fisedit.models.weight_files import Shapes
+    from fisedit.models.conversion import check_finite
+from fisedit.models.weight_files import Shapes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -150,8 +152,6 @@ def filled(module: M, file: Path, shapes: Shapes, whose: str = "the control netw
     if more := [name for name in shapes if name not in expected]:
         raise AdapterError(f"{whose} is of no family known here: it has {more[0]} ({file})")
     weights = load_file(file)
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise NumericsError(f"{whose}'s {name} holds NaN or infinity; download it again or use fp32")
+    check_finite(whose, weights)
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)

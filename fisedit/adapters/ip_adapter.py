@@ -194,6 +194,9 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
         raise AdapterError(
             f"an IP-Adapter must be plain, Plus or Full, got {type(projection).__name__}, which reads no picture"
         )
+    read = {f"{ATTENTIONS}{n}.{kind}_ip.weight" for n in numbers for kind in ("to_k", "to_v")}
+    if other := next((name for name in tensors if not name.startswith(PROJECTION) and name not in read), None):
+        raise AdapterError(f"an IP-Adapter must be plain, Plus or Full, got one with {other}; load another")
     size = encoder.config.image_size
     processor = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
     return IPAdapter(projection.eval().requires_grad_(False), weights, encoder, processor)

@@ -9,21 +9,23 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fisedit.adapters import drive_files
 from fisedit.adapters.checkpoints import load_adapter
 from fisedit.adapters.drive_files import is_control_network, load_control_network
 from fisedit.adapters.motion_files import MOTION_ADAPTERS, is_motion_adapter, load_motion_adapter
+from fisedit.adapters.network_files import NETWORKS, load_network, network_kind
 from fisedit.adapters.picture_adapter import PictureAdapter
 from fisedit.adapters.row_column_reader import RowColumnReader
-from fisedit.errors import AdapterError, ModelError, NumericsError
+from fisedit.errors import AdapterError, ModelError
 from fisedit.models import paths
+from fisedit.models.conversion import check_finite
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
 from fisedit.models.vae import is_inpainting
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import check_complete, read_json, read_shapes
+from fisedit.models.weight_files import check_complete, is_safetensors, parts_of, read_json, read_shapes
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
@@ -35,9 +37,6 @@ IMAGE_ENCODER = "image_encoder"
 
 
 _HUB_FILE = re.compile(rf"({paths.HUB_ID.pattern})/(.+\.safetensors)")
-
-NETWORKS = ("T2IAdapter", "ControlNetModel")
-"""diffusers' classes of networks that read a control picture."""
 
 
 def load_picture_adapter(
@@ -68,10 +67,11 @@ def load_picture_adapter(
         source = _named_file(source, weight_name, local_files_only=local_files_only)
     path = paths.adapter_path(source, local_files_only=local_files_only, is_wanted=_is_known_network)
     try:
-        if path.is_file() and path.suffix == ".safetensors" and _is_ip_adapter(path):
+        if _is_ip_adapter(path):
             return _load_ip_adapter(path, unet, image_encoder)
-        if path.is_dir() and (kind := _class_name(path)) in NETWORKS:
-            return _load_network(path, str(kind))
+        if kind := _network_kind(path):
+            with quiet_loaders():
+                return load_network(path, kind, unet)
         if path.exists() and is_control_network(_class_name(path), partial(_shapes, path)):
             return load_control_network(source, local_files_only=local_files_only)
         if path.exists() and is_motion_adapter(_class_name(path), partial(_shapes, path)):
@@ -90,7 +90,7 @@ def files_beside(source: str | Path) -> Path | None:
     """What is loaded with an adapter's file from beside it, if it is here: an IP-Adapter's image encoder, or a control
     network's projection."""
     path = expand_home(source)
-    if path.is_file() and path.suffix == ".safetensors" and _is_ip_adapter(path):
+    if _is_ip_adapter(path):
         return path.parent / IMAGE_ENCODER
     return drive_files.projection_of(path) if path.exists() else None
 
@@ -115,7 +115,15 @@ def _is_known_network(folder: Path) -> bool:
 
 
 def _is_ip_adapter(path: Path) -> bool:
-    return any(name.startswith("ip_adapter.") for name in read_shapes(path))
+    is_file = path.is_file() and is_safetensors(path)
+    return is_file and any(name.startswith("ip_adapter.") for name in read_shapes(path))
+
+
+def _network_kind(path: Path) -> str | None:
+    """The class of diffusers' of a folder or file with a network, or None."""
+    if path.is_dir():
+        return next((kind for kind in NETWORKS if kind == _class_name(path)), None)
+    return network_kind(path, read_shapes(*parts_of(path))) if path.is_file() and is_safetensors(path) else None
 
 
 def _class_name(folder: Path) -> object:
@@ -125,7 +133,7 @@ def _class_name(folder: Path) -> object:
 def _shapes(path: Path) -> Shapes:
     """Of the tensors of a file, or of a folder's; none where there is no such file."""
     file = path / "diffusion_pytorch_model.safetensors" if path.is_dir() else path
-    return read_shapes(file) if file.is_file() and file.suffix == ".safetensors" else {}
+    return read_shapes(file) if file.is_file() and is_safetensors(file) else {}
 
 
 def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str | Path | None) -> PictureAdapter:
@@ -150,33 +158,5 @@ def _load_ip_adapter(path: Path, unet: UNet2DConditionModel, image_encoder: str 
             f"an image encoder must be CLIP's vision model with safetensors, got {folder} ({why:.120})"
         ) from error
     tensors = load_file(path)
-    _check_finite(tensors)
+    check_finite("the adapter", tensors)
     return build_ip_adapter(tensors, unet, encoder.eval().requires_grad_(False))
-
-
-def _load_network(folder: Path, kind: str) -> PictureAdapter:
-    """A network of diffusers, by the name of its class."""
-    import diffusers
-    from safetensors import SafetensorError
-
-    from fisedit.adapters.control_net import ControlNetReader
-    from fisedit.adapters.t2i_adapter import T2IAdapterReader
-
-    try:
-        with quiet_loaders():
-            network, report = getattr(diffusers, kind).from_pretrained(
-                folder, use_safetensors=True, local_files_only=True, output_loading_info=True
-            )
-        check_complete(report, folder)
-    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise AdapterError(f"a {kind} must be diffusers' with safetensors, got {folder} ({why:.120})") from error
-    _check_finite(network.state_dict())
-    reader = {"T2IAdapter": T2IAdapterReader, "ControlNetModel": ControlNetReader}[kind]
-    return reader(network.eval().requires_grad_(False))
-
-
-def _check_finite(tensors: dict[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise NumericsError(f"the adapter's {name} holds NaN or infinity; download it again or use fp32")

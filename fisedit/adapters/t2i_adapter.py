@@ -59,6 +59,8 @@ class T2IAdapterReader(PictureAdapter):
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
         channels, own = tuple(unet.config.block_out_channels), tuple(self.network.config.channels)
+        if self.network.config.adapter_type == "light_adapter":  # whose last block has the channels of the one before
+            own = (*own, own[-1])
         if own != channels or self.network.config.adapter_type == "full_adapter_xl":
             raise AdapterError(
                 f"the T2I-Adapter must have channels {channels}, got {own} ({self.network.config.adapter_type}); "

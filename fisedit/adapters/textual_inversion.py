@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
 _TOKEN = re.compile(r"[^\W_][\w-]*|<[\w-]+>")
+_NO_WORDS = ("emb_params", "*", "string_to_param.*", "clip_l")
+"""Names of the one tensor of files that tell no word."""
+
 _VECTOR = re.compile(r"_[0-9]+>?$")  # how diffusers names further vectors
 
 _loaded: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
@@ -52,8 +55,9 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = 
 
     Args:
         pipe: that gets them.
-        source: a .safetensors file with one tensor, [D] or [vectors, D].
-        token: the word; None for the file's name. Its case does not matter, and it is found inside longer words, too.
+        source: a .safetensors file with a tensor of a word, [D] or [vectors, D].
+        token: the word, which chooses among several of the file; None for the file's name, or the word in diffusers'
+            "learned_embeds". Its case does not matter, and it is found inside longer words, too.
 
     Returns:
         The word in lower case.
@@ -65,7 +69,8 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = 
     from safetensors.torch import load
 
     file = expand_home(source)
-    name, word = _check_file(pipe, file), file.stem if token is None else token
+    name = _check_file(pipe, file, token)
+    word = (name if file.stem == "learned_embeds" and name not in _NO_WORDS else file.stem) if token is None else token
     if not isinstance(word, str):
         raise InputError(f"token must be text, got {type(word).__name__}; give a word")
     word = word.lower()
@@ -88,6 +93,18 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = 
         pipe.text_encoder.requires_grad_(False)
         _loaded[pipe.text_encoder] = {**loaded(pipe), word: hashlib.sha256(data).hexdigest()[:8]}
     return word
+
+
+def own_word(file: Path) -> str | None:
+    """Return the word that a file tells, as diffusers' files do, or None; a file that cannot be read has none.
+
+    Args:
+        file: As in `load`.
+    """
+    if pickled(file) or not file.is_file():
+        return None
+    names = list(read_shapes(file))
+    return names[0] if len(names) == 1 and names[0] not in _NO_WORDS else None
 
 
 @default_torch_state()
@@ -149,8 +166,8 @@ def check_words(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts
         )
 
 
-def _check_file(pipe: Any, file: Path) -> str:
-    """The name of a file's one tensor."""
+def _check_file(pipe: Any, file: Path, token: object) -> str:
+    """The name of a file's tensor of a word: the only one, or the token's own."""
     if problem := pickled(file):
         raise AdapterError(str(problem))
     if not file.is_file():
@@ -160,9 +177,15 @@ def _check_file(pipe: Any, file: Path) -> str:
     except ModelError as error:
         raise AdapterError(str(error)) from error
     width = int(pipe.text_encoder.config.hidden_size)
-    name, shape = next(iter(shapes.items()), ("", ()))
-    if len(shapes) != 1 or not 1 <= len(shape) <= 2 or 0 in shape:
-        raise AdapterError(f"{file} must hold one tensor of embeddings, got {len(shapes)}; it is no textual inversion")
+    name = token if isinstance(token, str) and token in shapes else next(iter(shapes), "")
+    shape = shapes.get(name, ())
+    if "clip_g" in shapes:
+        raise AdapterError(f"{file} is a textual inversion for Stable Diffusion XL; load one for this model")
+    if not shapes or not all(1 <= len(each) <= 2 and 0 not in each for each in shapes.values()):
+        raise AdapterError(f"{file} must hold embeddings of words, got {len(shapes)} other tensors; load another file")
+    if len(shapes) > 1 and name != token:
+        words = f"{', '.join(list(shapes)[:3])[:200]}{' and more' * (len(shapes) > 3)}"
+        raise AdapterError(f"{file} holds {len(shapes)} words, or no textual inversion: {words}; name one as token=")
     if shape[-1] != width:
         raise AdapterError(f"{file} is for text encoders of width {shape[-1]}, this model's has {width}; load another")
     return name

@@ -69,12 +69,15 @@ EXPECTED = f"a reference adapter ({', '.join(CLASS_NAMES)})"
 _MODULE = re.compile(r"reference_modules_(?:(down|up)\.(\d+)|(mid))\.")
 _UNUSED = re.compile(r"reference_modules_\w+\.\d+\.time_emb_proj\.(?:weight|bias)")
 _OTHER_ADAPTERS = {
-    "lora_": "a LoRA",
-    "unet.": "a LoRA",
+    "lora_": "a LoRA, which load_lora loads",
+    "unet.": "a LoRA, which load_lora loads",
+    "model.diffusion_model.": "a whole model, which from_pretrained loads",
+    "emb_params": "a textual inversion, which load_textual_inversion loads",
+    "encoder.": "an autoencoder, which is given to a model as vae=",
+    "first_stage_model.": "an autoencoder, which is given to a model as vae=",
     "blocks_down.": "a control network",
     "map": "a control projection",
     "conv_in.": "a UNet or a control network",
-    "model.diffusion_model.": "a whole model",
 }
 """Start of a tensor's name -> what a file with such tensors is."""
 

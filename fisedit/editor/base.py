@@ -50,6 +50,7 @@ class EditorBase:
         cache_dtype: str = "auto",
     ) -> None:
         self.pipe, self.model, self.vae = pipe, model, vae
+        self.variant = ""  # name of the variant of the model's weights, for saved sessions
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
         max_recorded_bytes = _checked_bytes("max_recorded_bytes", max_recorded_bytes)
@@ -72,6 +73,7 @@ class EditorBase:
         preview_vae: str | Path | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        variant: str | None = None,
         local_files_only: bool = False,
         max_recorded_bytes: int | None = None,
         max_host_bytes: int | None = None,
@@ -83,12 +85,15 @@ class EditorBase:
 
         Args:
             model: "demo", a diffusers folder, a hub id such as "owner/name", or one .safetensors file.
-            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own.
+            vae: another autoencoder than the model's, a folder or a .safetensors file; None for the model's own. One
+                file that holds no autoencoder needs it.
             preview_vae: a folder with an `AutoencoderTiny` (TAESD), which decodes what `on_step` gets; without it, that
                 has one pixel per latent cell.
             device: "cpu", "cuda" or "cuda:N"; None for CUDA where there is some.
             dtype: "fp32", "bf16", "fp16" or torch's; None for fp16 on CUDA, and on a CPU for the faster of
                 bf16 and fp32.
+            variant: name of the variant of a folder's weights, such as "fp16" or "non_ema"; None for those without
+                one, or else for fp16, or the only one.
             local_files_only: never reach for the network.
             max_recorded_bytes: of recorded features in the device's memory; see `Editor`.
             max_host_bytes: of those in the host's memory; see `Editor`.
@@ -102,9 +107,15 @@ class EditorBase:
             NumericsError: its weights hold NaN or infinity. InputError: a device or dtype that cannot be used here.
         """
         pipe = load(
-            model, vae=vae, preview_vae=preview_vae, device=device, dtype=dtype, local_files_only=local_files_only
+            model,
+            vae=vae,
+            preview_vae=preview_vae,
+            device=device,
+            dtype=dtype,
+            variant=variant,
+            local_files_only=local_files_only,
         )
-        return cls(
+        editor = cls(
             pipe,
             model=absolute_name(model),
             vae="" if vae is None else absolute_path(vae),
@@ -114,6 +125,8 @@ class EditorBase:
             graphs=graphs,
             cache_dtype=cache_dtype,
         )
+        editor.variant = variant or ""
+        return editor
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> Self:
         """Another editor over the same model, with a history and a trajectory cache of its own within the same bounds.

@@ -99,7 +99,9 @@ class SessionMixin(OpenMixin, AdapterMixin):
         references = self._engine.references.used(like for result in self.history for like in result.config.like)
         metadata_of = self.metadata if metadata else lambda _: None
         pages = self.recorded_pages() if features else {}
-        contents = SessionContents(self.history, self.model, self._dtype, references, pages=pages, vae=self.vae)
+        contents = SessionContents(
+            self.history, self.model, self._dtype, references, pages=pages, vae=self.vae, variant=self.variant
+        )
         try:
             self._store(folder).save(contents, metadata_of, overwrite=overwrite)
         except (OSError, MemoryError, PageError) as error:
@@ -156,6 +158,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         editor = cls.from_pretrained(
             index.model,
             vae=index.vae or None,
+            variant=index.variant or None,
             device=device,
             dtype=dtype,
             local_files_only=local_files_only,
@@ -185,6 +188,10 @@ class SessionMixin(OpenMixin, AdapterMixin):
         if loaded.index.vae != self.vae:
             own = "the model's own VAE"
             raise SessionError(f"the session is of {loaded.index.vae or own}, got {self.vae or own}; load that one")
+        if loaded.index.variant != self.variant:
+            own = "weights without a variant"
+            found = f"{loaded.index.variant or own}, got {self.variant or own}"
+            raise SessionError(f"the session is of the variant {found}; load that one")
         with ExitStack() as added:
             for source, use in loaded.assets.adapters.items():
                 if not self._engine.references.loaded(source):

@@ -176,6 +176,17 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
     return chosen
 
 
+def advice_on_overflow(dtype: torch.dtype) -> str:
+    """Return what a user can do where numbers left a precision's range.
+
+    Args:
+        dtype: The precision.
+    """
+    if dtype in (torch.float16, torch.bfloat16):
+        return "use dtype fp32"
+    return "use a lower guidance_scale or lower scales of LoRAs and adapters, or check the model's file"
+
+
 def _best_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.float16

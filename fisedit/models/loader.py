@@ -7,24 +7,35 @@ classes named here are built, and only safetensors are read.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fisedit.errors import ModelError, NumericsError
+from fisedit.errors import InputError, ModelError, NumericsError, as_text
 from fisedit.models import validation as checks
+from fisedit.models.conversion import build, converted, current_names, origins, scale_names, trace, unscaled
 from fisedit.models.device import choose_device, choose_dtype, default_torch_state
+from fisedit.models.file_settings import MARKERS, read_settings
 from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, expand_home, locate
 from fisedit.models.vocabulary import read_vocabulary
-from fisedit.models.weight_files import Shapes, check_vocabulary, read_json, read_shapes, weights_file
+from fisedit.models.weight_files import (
+    Shapes,
+    check_vocabulary,
+    config_beside,
+    parts_of,
+    read_json,
+    read_shapes,
+    read_tensors,
+    variants,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -32,10 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
 _SD15, _SD2 = (Path(__file__).parent / "configs" / family for family in ("sd15", "sd2"))
-_V_PREDICTION = re.compile(r"""^\s*parameterization:\s*["']?v\b""", re.MULTILINE)
+_SCHEDULE_TOLERANCE = 2e-3  # fp16's rounding of numbers up to 1, and less than zero terminal SNR's change
 _STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
-_OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
-"""Names of an autoencoder's attention weights in older files -> today's; diffusers reads both."""
 
 
 @default_torch_state()
@@ -46,37 +55,48 @@ def load(
     preview_vae: str | Path | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    variant: str | None = None,
     local_files_only: bool = False,
 ) -> StableDiffusionPipeline:
     """Load a Stable Diffusion 1.x or 2.x pipeline, checked, on its device, convolutions laid out channels-last.
 
     Args:
         model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file.
-        vae: Another autoencoder than the model's: a folder, or a .safetensors file; None for the model's own.
+        vae: Another autoencoder than the model's: a folder, or a .safetensors file; None for the model's own. A model
+            may lack its own then.
         preview_vae: A folder with an `AutoencoderTiny` (TAESD), which decodes previews; None for none.
         device: Torch device; None for CUDA if available, else the CPU.
         dtype: "fp32", "bf16", "fp16" or torch's; None as in `device.choose_dtype`.
+        variant: Name of the variant of a folder's weights, such as "fp16" or "non_ema"; None for those without one, or
+            else for fp16, or the only one.
         local_files_only: Whether the network is never used.
 
     Raises:
         ModelError: The model is missing, damaged, unsafe to load or of another architecture.
         NumericsError: Its weights contain NaN or infinity.
-        InputError: The device or dtype cannot be used here.
+        InputError: The device or dtype cannot be used here, or a variant of one file is asked for.
     """
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
-    path = locate(model)
+    path, without = locate(model), () if vae is None else ("vae",)
+    if variant is not None and path is not None and path.is_file():
+        raise InputError(f"variant must be of a folder or a hub id, got {as_text(variant)} and one file; leave it out")
     with quiet_loaders():
         if path is None:
-            folder = download_model(str(model), _STEMS, _check_configs, local_files_only=local_files_only)
-            pipe = _load_folder(folder, precision)
-        else:
-            pipe = (_load_file if path.is_file() else _load_folder)(path, precision)
+            check, stems = (
+                partial(_check_configs, without=without),
+                {p: s for p, s in _STEMS.items() if p not in without},
+            )
+            path = download_model(str(model), stems, check, variant=variant, local_files_only=local_files_only)
+        is_file = path.is_file()
+        pipe = _load_file(path, precision, without) if is_file else _load_folder(path, precision, without, variant)
         if vae is not None:
-            pipe.vae = _load_vae(expand_home(vae), precision)
+            other, notes = _load_vae(expand_home(vae), precision)
+            pipe.register_modules(vae=other)
+            pipe.notes += notes
         if preview_vae is not None:
             pipe.preview_vae = _load_preview_vae(expand_home(preview_vae), where, precision)
-    _check_finite(pipe)
+    _check_finite(pipe, precision)
     return _place(pipe, where)
 
 
@@ -90,15 +110,11 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     Raises:
         ModelError: As in `load`, as far as configurations and headers show it.
     """
-    path = locate(model)
+    path, without = locate(model), ("vae",)  # which may come from elsewhere
     if path is not None and path.is_file():
-        if problem := checks.pickled(path):
-            raise problem
-        shapes = read_shapes(path)
-        checks.check_single_file(path, shapes)
-        return _single_file_configs(shapes)
+        return _single_file_configs(_checked_file(path, without)[1])
     folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
-    _check_configs(folder)
+    _check_configs(folder, without)
     return folder
 
 
@@ -115,32 +131,49 @@ def load_tokenizer(folder: Path) -> Any:
         return _load_tokenizer(folder / "tokenizer")
 
 
-def _load_file(path: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
-    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> StableDiffusionPipeline:
+    files, shapes = _checked_file(path, without)
+    is_sd2 = checks.is_sd2_file(shapes)
+    folder, told = _single_file_configs(shapes), read_settings(files[0], shapes, is_sd2=is_sd2)
+    configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES if part not in without}
+    configs["unet"] |= {"in_channels": checks.file_inputs(shapes)}
+    read, traced = {*MARKERS, *scale_names(shapes)}, trace(shapes)
+    for part, config in configs.items():
+        expected, found = _shapes_of(part, json.dumps(config)), converted(part, traced, config, open_clip=is_sd2)
+        checks.check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
+        read |= origins(found, expected)
+    tensors = unscaled(read_tensors(files), dtype)
+    modules = {
+        part: _build(part, config, converted(part, tensors, config, open_clip=is_sd2), dtype)
+        for part, config in configs.items()
+    }
+    pipe = _assemble(folder, modules, told.scheduler)
+    if told.sample_size is not None:
+        pipe.unet.register_to_config(sample_size=told.sample_size)
+    others = tuple(start for part in without for start in checks.SINGLE_FILE[part])
+    unread = checks.unread(shapes, read | {name for name in shapes if name.startswith(others)})
+    pipe.notes = told.notes + checks.unread_note(path, unread)
+    if "rescale_betas_zero_snr" not in told.scheduler:
+        pipe.notes += _schedule_note(path, tensors.get("alphas_cumprod"), pipe.scheduler)
+    return pipe
 
+
+def _checked_file(path: Path, without: Collection[str]) -> tuple[tuple[Path, ...], Shapes]:
+    """The files of a single file that may be a model, and their shapes."""
     if problem := checks.pickled(path):
         raise problem
-    shapes = read_shapes(path)
-    checks.check_single_file(path, shapes)
-    folder = _single_file_configs(shapes)
-    settings = _settings_beside(path, folder)
-    own: Mapping[str, Mapping[str, Any]] = {"unet": {"in_channels": checks.file_inputs(shapes)}}
-    for part in checks.MODULES:
-        expected = _expected(part, folder, own.get(part, {}))
-        checks.check_shapes(part, expected, _converted(part, shapes, folder))
-    options: dict[str, Any] = {"config": str(folder), "torch_dtype": dtype, "local_files_only": True}
-    pipe = StableDiffusionPipeline.from_single_file(
-        str(path),
-        **options,
-        unet=UNet2DConditionModel.from_single_file(str(path), subfolder="unet", **own["unet"], **options),
-        safety_checker=None,
-        tokenizer=_load_tokenizer(folder / "tokenizer"),
-    )
-    if settings:
-        pipe.scheduler.register_to_config(prediction_type=settings["prediction_type"])
-    if "sample_size" in settings:
-        pipe.unet.register_to_config(sample_size=settings["sample_size"])
-    return pipe
+    files = parts_of(path)
+    shapes = read_shapes(*files)
+    checks.check_single_file(path, shapes, without)
+    return files, shapes
+
+
+def _schedule_note(path: Path, told: torch.Tensor | None, scheduler: Any) -> tuple[str, ...]:
+    """The note on a file whose own noise schedule is another than its family's."""
+    own = scheduler.alphas_cumprod
+    if told is None or (told.shape == own.shape and (told.float() - own).abs().max() < _SCHEDULE_TOLERANCE):
+        return ()
+    return (f"{path.name} has a noise schedule of its own (alphas_cumprod), which is not read",)
 
 
 def _single_file_configs(shapes: Shapes) -> Path:
@@ -148,76 +181,71 @@ def _single_file_configs(shapes: Shapes) -> Path:
     return _SD2 if checks.is_sd2_file(shapes) else _SD15
 
 
-def _settings_beside(path: Path, folder: Path) -> dict[str, Any]:
-    """What a single file does not tell, from the .yaml that is published beside it; a file of 1.x may have none."""
-    beside = path.with_suffix(".yaml")
-    if folder == _SD15 and not beside.is_file():
-        return {}
-    try:
-        text = beside.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        if folder == _SD15:
-            raise ModelError(f"{beside} cannot be read as text; remove it, or download it again") from error
+def _load_folder(
+    folder: Path, dtype: torch.dtype, without: Collection[str], variant: str | None
+) -> StableDiffusionPipeline:
+    _check_configs(folder, without)
+    parts = {part: _Part(part, folder / part, variant) for part in checks.MODULES if part not in without}
+    _check_variant(folder, parts, variant)
+    pipe = _assemble(folder, {part: found.load(dtype) for part, found in parts.items()})
+    pipe.unet.register_to_config(sample_size=checks.sample_size(pipe.unet.config))
+    pipe.vocabulary = read_vocabulary(folder)
+    pipe.notes = tuple(note for found in parts.values() for note in found.notes)
+    return pipe
+
+
+def _check_variant(folder: Path, parts: Collection[str], variant: str | None) -> None:
+    """Raise ModelError for a variant that no part of a folder has."""
+    found = {name for part in parts for name in variants(folder / part, _STEMS[part])}
+    if variant is not None and variant not in found:
+        names = ", ".join(sorted(filter(None, found))) or "none"
         raise ModelError(
-            f"one file of Stable Diffusion 2.x does not tell its prediction type; put its {beside.name} beside it, or "
-            "convert it to a diffusers folder"
-        ) from error
-    predicts_v = bool(_V_PREDICTION.search(text))
-    found = {"prediction_type": "v_prediction" if predicts_v else "epsilon"}
-    return found if folder == _SD15 else found | {"sample_size": 96 if predicts_v else 64}
-
-
-def _converted(part: str, shapes: Shapes, folder: Path = _SD15) -> Shapes:
-    """Shapes of one part of a single file under diffusers' names, by diffusers' own converters on meta tensors."""
-    from diffusers.loaders import single_file_utils as ldm
-
-    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    config = read_json(folder / part / "config.json")
-    convert = {
-        "unet": partial(ldm.convert_ldm_unet_checkpoint, config=config),
-        "vae": partial(ldm.convert_ldm_vae_checkpoint, config=config),
-        "text_encoder": ldm.convert_ldm_clip_checkpoint,
-    }[part]
-    if part == "text_encoder" and checks.is_sd2_file(shapes):  # of its model, the converter reads the width alone
-        width = SimpleNamespace(config=SimpleNamespace(hidden_size=config["hidden_size"]))
-        convert = partial(ldm.convert_open_clip_checkpoint, width)
-    try:
-        tensors = convert(empty)
-    except (KeyError, IndexError) as error:
-        raise ModelError(f"the {part}'s weights are not complete (no {error}); download the model again") from error
-    return _with_current_names(part, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-
-
-def _load_folder(folder: Path, dtype: torch.dtype) -> StableDiffusionPipeline:
-    import diffusers
-    import transformers
-
-    index = _check_configs(folder)
-    files = {part: weights_file(folder / part, stem) for part, stem in _STEMS.items()}
-    for part, file in files.items():
-        checks.check_shapes(part, _expected(part, folder), _with_current_names(part, read_shapes(file)))
-    libraries = {"diffusers": diffusers, "transformers": transformers}
-    modules = {
-        part: getattr(libraries[library], name).from_pretrained(
-            str(folder / part),
-            use_safetensors=True,
-            local_files_only=True,
-            variant="fp16" if ".fp16." in files[part].name else None,
-            **{"torch_dtype" if library == "diffusers" else "dtype": dtype},
+            f"variant must be one that {folder} has ({names}), got {variant!r:.60}; leave it out or name one"
         )
-        for part, (library, name) in checks.MODULES.items()
-    }
-    pipe = diffusers.StableDiffusionPipeline(
-        **modules,
+
+
+class _Part:
+    """A part of a model in a folder of its own, whose configuration and headers are checked at once.
+
+    Args:
+        part: Its name.
+        folder: With config.json and the weights.
+        variant: As in `weight_files`.
+    """
+
+    def __init__(self, part: str, folder: Path, variant: str | None = None) -> None:
+        self._part, self._config = part, read_json(folder / "config.json")
+        self._files = weight_files(folder, _STEMS.get(part, "diffusion_pytorch_model"), variant)
+        shapes = read_shapes(*self._files)
+        found, expected = current_names(part, shapes), _shapes_of(part, json.dumps(self._config))
+        checks.check_shapes(part, expected, found)
+        read = {*expected, *scale_names(found)}
+        self.notes = checks.unread_note(self._files[0], checks.unread(found, read))
+
+    def load(self, dtype: torch.dtype) -> nn.Module:
+        """Return the module."""
+        tensors = current_names(self._part, unscaled(read_tensors(self._files), dtype))
+        return _build(self._part, self._config, tensors, dtype)
+
+
+def _assemble(
+    folder: Path, modules: Mapping[str, nn.Module], settings: Mapping[str, Any] = MappingProxyType({})
+) -> StableDiffusionPipeline:
+    """The pipeline of modules, with the tokenizer and the scheduler of a folder."""
+    import diffusers
+
+    kind = getattr(diffusers, read_json(folder / "model_index.json")["scheduler"][1])
+    scheduler = _load_scheduler(kind, folder / "scheduler")
+    if settings:
+        scheduler = scheduler.from_config(scheduler.config, **settings)
+    return diffusers.StableDiffusionPipeline(
+        **{part: modules.get(part) for part in checks.MODULES},
         tokenizer=_load_tokenizer(folder / "tokenizer"),
-        scheduler=_load_scheduler(getattr(diffusers, index["scheduler"][1]), folder / "scheduler"),
+        scheduler=scheduler,
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    pipe.unet.register_to_config(sample_size=checks.sample_size(pipe.unet.config))
-    pipe.vocabulary = read_vocabulary(folder)
-    return pipe
 
 
 def _load_scheduler(kind: Any, folder: Path) -> Any:
@@ -228,62 +256,57 @@ def _load_scheduler(kind: Any, folder: Path) -> Any:
         raise ModelError(f"the configuration in {folder} cannot be used ({why:.120}); correct it") from error
 
 
-def _load_vae(path: Path, dtype: torch.dtype) -> Any:
-    """An autoencoder from a folder of its own, from a model's folder, or from one file of Stable Diffusion's shapes."""
-    from diffusers import AutoencoderKL
-
+def _load_vae(path: Path, dtype: torch.dtype, variant: str | None = None) -> tuple[nn.Module, tuple[str, ...]]:
+    """An autoencoder, and notes on it: from a folder of its own or a model's, or from one file of SD's shapes."""
     if path.is_dir():
         folder = path / "vae" if (path / "vae").is_dir() else path
         config = read_json(folder / "config.json")
         checks.check_config("vae", config)
         checks.check_vae(config)
-        file = weights_file(folder, _STEMS["vae"])
-        checks.check_shapes("vae", _shapes_of("vae", json.dumps(config)), _with_current_names("vae", read_shapes(file)))
-        variant = "fp16" if ".fp16." in file.name else None
-        return AutoencoderKL.from_pretrained(
-            str(folder), use_safetensors=True, local_files_only=True, variant=variant, torch_dtype=dtype
-        )
+        found = _Part("vae", folder, variant)
+        return found.load(dtype), found.notes
     if problem := checks.pickled(path):
         raise problem
     if not path.is_file():
         raise ModelError(f"vae must be a folder or a .safetensors file, got {path}: no such file")
-    shapes = read_shapes(path)
-    if not any(name.endswith("encoder.conv_in.weight") for name in shapes):
-        raise ModelError(f"{path} holds no autoencoder; give another file, or a model's folder")
-    if "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes:
-        checks.check_shapes("vae", _expected("vae", _SD15), _with_current_names("vae", shapes))
-    else:
-        checks.check_shapes("vae", _expected("vae", _SD15), _converted("vae", shapes))
-    return AutoencoderKL.from_single_file(
-        str(path), config=str(_SD15), subfolder="vae", torch_dtype=dtype, local_files_only=True
-    )
+    files, beside = parts_of(path), config_beside(path, "AutoencoderKL")
+    shapes, config = read_shapes(*files), read_json(_SD15 / "vae" / "config.json") if beside is None else beside
+    checks.check_config("vae", config)
+    checks.check_vae(config)
+    checks.check_vae_file(path, shapes)
+    change = partial(current_names, "vae") if checks.is_converted_vae(shapes) else partial(_converted_vae, config)
+    traced, expected = change(trace(shapes)), _shapes_of("vae", json.dumps(config))
+    checks.check_shapes("vae", expected, {name: tuple(tensor.shape) for name, tensor in traced.items()})
+    unread = checks.unread(shapes, origins(traced, expected) | scale_names(shapes))
+    model = any(name.startswith("model.diffusion_model.") for name in shapes)  # whose VAE alone is asked for
+    notes = () if model else checks.unread_note(path, unread)
+    return _build("vae", config, change(unscaled(read_tensors(files), dtype)), dtype), notes
+
+
+def _converted_vae(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return converted("vae", tensors, config)
 
 
 def _load_preview_vae(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """An `AutoencoderTiny` with 4 latent channels and a factor of 8."""
-    from diffusers import AutoencoderTiny
-
     if not folder.is_dir():
         raise ModelError(f"preview_vae must be a folder with an AutoencoderTiny, got {folder}: no such folder")
-    config = read_json(folder / "config.json")
-    checks.check_tiny_vae(config)
-    expected = _shapes_of("preview_vae", json.dumps(config))
-    checks.check_shapes("preview_vae", expected, read_shapes(weights_file(folder, _STEMS["vae"])))
-    model = AutoencoderTiny.from_pretrained(str(folder), use_safetensors=True, local_files_only=True, torch_dtype=dtype)
-    return model.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+    checks.check_tiny_vae(read_json(folder / "config.json"))
+    model: Any = _Part("preview_vae", folder).load(dtype)
+    return model.to(device, memory_format=torch.channels_last)
 
 
-def _check_configs(folder: Path) -> dict[str, Any]:
-    """Check a folder's configurations; returns its model_index."""
-    checks.check_pipeline(folder)
-    configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES}
+def _check_configs(folder: Path, without: Collection[str] = ()) -> None:
+    """Check a folder's configurations."""
+    checks.check_pipeline(folder, without)
+    configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES if part not in without}
     for part, config in configs.items():
         checks.check_config(part, config)
     checks.check_unet(configs["unet"])
-    checks.check_vae(configs["vae"])
+    if "vae" in configs:
+        checks.check_vae(configs["vae"])
     checks.check_fit(configs["unet"], configs["text_encoder"])
     read_json(folder / "scheduler" / "scheduler_config.json")
-    return read_json(folder / "model_index.json")
 
 
 _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
@@ -306,49 +329,46 @@ def _load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _expected(part: str, folder: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Shapes:
-    """Names and shapes of the tensors of a part's configuration, some settings of which are others."""
-    return _shapes_of(part, json.dumps({**read_json(folder / part / "config.json"), **changes}))
+def _expected(part: str, folder: Path) -> Shapes:
+    """Names and shapes of the tensors of a part's configuration."""
+    return _shapes_of(part, json.dumps(read_json(folder / part / "config.json")))
 
 
 @lru_cache(maxsize=16)
 def _shapes_of(part: str, config: str) -> Shapes:
     """The same for a configuration's JSON, from a model on the meta device."""
-    import diffusers
-    import transformers
-
     try:
         with torch.device("meta"):
-            if part == "text_encoder":
-                module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(json.loads(config)))
-            else:
-                module = getattr(diffusers, checks.CLASSES[part]).from_config(json.loads(config))
+            module = _module(part, json.loads(config))
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"the {part}'s config.json builds no model ({why}); download the folder again") from error
-    return _with_current_names(part, {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
+    return current_names(part, {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()})
 
 
-def _with_current_names(part: str, shapes: Shapes) -> Shapes:
-    """Shapes under the names of today's releases."""
+def _module(part: str, config: Mapping[str, Any]) -> nn.Module:
+    import diffusers
+    import transformers
+
     if part == "text_encoder":
-        plain = {name.removeprefix("text_model."): shape for name, shape in shapes.items()}
-        return {name: shape for name, shape in plain.items() if name != "embeddings.position_ids"}
-    return {_current_name(name): shape for name, shape in shapes.items()} if part == "vae" else shapes
+        text_encoder: nn.Module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(dict(config)))
+        return text_encoder
+    module: nn.Module = getattr(diffusers, checks.CLASSES[part]).from_config(dict(config))
+    return module
 
 
-def _current_name(name: str) -> str:
-    for old, new in _OLD_NAMES.items():
-        name = name.replace(old, new)
-    return name
+def _build(part: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> nn.Module:
+    return build(part, lambda: _module(part, config), tensors, dtype)
 
 
-def _check_finite(pipe: StableDiffusionPipeline) -> None:
-    for part in checks.MODULES:
-        for name, weights in getattr(pipe, part).named_parameters():
+def _check_finite(pipe: StableDiffusionPipeline, dtype: torch.dtype) -> None:
+    again = "get the file again" + (", or use bf16 or fp32" if dtype is torch.float16 else "")  # which hold more
+    for part in (*checks.MODULES, "preview_vae"):
+        module = getattr(pipe, part, None)
+        for name, weights in module.named_parameters() if module is not None else ():
             # one pass without a copy; a sum may overflow where every weight is fine, so only then look closely
             if not weights.sum(dtype=torch.float32).isfinite() and not weights.isfinite().all():
-                raise NumericsError(f"the {part}'s {name} holds NaN or infinity; download the model again or use fp32")
+                raise NumericsError(f"the {part}'s {name} holds NaN or infinity; {again}")
 
 
 def _place(pipe: StableDiffusionPipeline, device: torch.device) -> StableDiffusionPipeline:

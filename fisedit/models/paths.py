@@ -16,6 +16,7 @@ from pathlib import Path
 from fisedit.errors import InputError, ModelError
 from fisedit.models.validation import pickled
 from fisedit.models.vocabulary import VOCABULARY_FILE
+from fisedit.models.weight_files import is_safetensors, variants
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """Pattern of a hub id: owner/name."""
@@ -104,7 +105,7 @@ def locate(model: str | Path) -> Path | None:
     if path.is_dir() or path.is_file():
         return path
     problem = pickled(path)
-    if isinstance(model, str) and HUB_ID.fullmatch(model) and path.suffix != ".safetensors" and not problem:
+    if isinstance(model, str) and HUB_ID.fullmatch(model) and not is_safetensors(path) and not problem:
         return None
     found = "no file or folder" if path.exists() else "nothing there"
     raise ModelError(
@@ -146,11 +147,16 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
 
 def _is_read_by_loaders(file: Path) -> bool:
     """Whether a model's pictures depend on a file of its folder: the list of its words makes none."""
-    return file.suffix in _DIGEST_SUFFIXES and file.name != VOCABULARY_FILE
+    return file.suffix.lower() in _DIGEST_SUFFIXES and file.name != VOCABULARY_FILE
 
 
 def download_model(
-    model_id: str, stems: Mapping[str, str], check: Callable[[Path], object], *, local_files_only: bool
+    model_id: str,
+    stems: Mapping[str, str],
+    check: Callable[[Path], object],
+    *,
+    variant: str | None = None,
+    local_files_only: bool,
 ) -> Path:
     """Download a model's folder to this machine's cache.
 
@@ -158,6 +164,7 @@ def download_model(
         model_id: Hub id.
         stems: Component -> stem of its weights' file name; of two variants only one is downloaded.
         check: Raises ModelError for a folder of texts whose weights should not be downloaded.
+        variant: Name of the variant to download; None for weights without one, or else for fp16.
         local_files_only: Whether only the cache is used.
 
     Returns:
@@ -168,15 +175,26 @@ def download_model(
     """
     folder = download_files(model_id, CONFIG_PATTERNS, local_files_only=local_files_only)
     check(folder)
-    for variant in ("", ".fp16"):
-        names = [f"{part}/{stem}{variant}.safetensors" for part, stem in stems.items()]
-        folder = download_files(model_id, [*CONFIG_PATTERNS, *names], local_files_only=local_files_only)
-        if all((folder / name).is_file() for name in names):
+    wanted: list[str] = []
+    for name in ("", "fp16") if variant is None else (variant, ""):
+        wanted = [*(wanted if variant else ()), *_weight_patterns(stems, name)]
+        folder = download_files(model_id, [*CONFIG_PATTERNS, *wanted], local_files_only=local_files_only)
+        if all(name in variants(folder / part, stem) for part, stem in stems.items()):
             return folder
+    if variant and all(variants(folder / part, stem) for part, stem in stems.items()):
+        return folder  # parts without the variant are read without it, as diffusers reads them
     raise ModelError(
         f"model {model_id} on the hub must have .safetensors weights of {', '.join(stems)}, got none of some; pickled "
         "ones are not read: choose another model, or convert it where you trust it"
     )
+
+
+def _weight_patterns(stems: Mapping[str, str], variant: str) -> list[str]:
+    """Patterns of the files of one variant of weights, in one file or in parts with an index."""
+    end = f".{variant}" if variant else ""
+    names = (f"{end}.safetensors", f".safetensors.index{end}.json", f"{end}-*-of-*.safetensors")
+    later = (f"-*-of-*{end}.safetensors",) if variant else ()
+    return [f"{part}/{stem}{name}" for part, stem in stems.items() for name in (*names, *later)]
 
 
 def adapter_path(
@@ -198,7 +216,7 @@ def adapter_path(
     if source in DEMO_ADAPTERS:
         return demo_adapter_folder(str(source))
     path = expand_home(source)
-    if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(str(source)):
+    if path.exists() or is_safetensors(path) or not HUB_ID.fullmatch(str(source)):
         return path
     folder = download_files(str(source), ["config.json"], local_files_only=local_files_only)
     if not is_wanted(folder):

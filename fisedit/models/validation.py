@@ -5,12 +5,13 @@ Knows the architectures by their settings and tensor names; loads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
-from fisedit.models.weight_files import PICKLES, Shapes, pickle_error, read_json
+from fisedit.models.weight_files import PICKLES, Shapes, is_safetensors, pickle_error, read_json
 
 SUPPORTED_MODELS = "a Stable Diffusion 1.x or 2.x text-to-image model"
 MODULES: Mapping[str, tuple[str, str]] = {
@@ -66,12 +67,30 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 SINGLE_FILE: Mapping[str, tuple[str, ...]] = {
     "unet": ("model.diffusion_model.",),
-    "vae": ("first_stage_model.",),
+    "vae": ("first_stage_model.", "vae."),
     "text_encoder": ("cond_stage_model.transformer.", "cond_stage_model.model."),
 }
 """Component -> prefixes of its tensors' names in a single-file checkpoint, the text encoder's of 1.x and of 2.x."""
 
 _UNKNOWN = "tensors of no model known here"
+_LACKS: Mapping[str, str] = {
+    "unet": "UNet; get the whole model",
+    "vae": "VAE, its autoencoder; give one as vae=, a file or a folder",
+    "text_encoder": "text encoder; get the whole model",
+}
+"""Part that a single file may lack -> its name, and what to do."""
+
+_IDLE = re.compile(
+    r"position_ids$|logit_scale$|text_projection$|\.attn_mask$|^cond_stage_model\.model\.transformer\.resblocks\.23\."
+    r"|^(betas|(sqrt_|log_)?(one_minus_|recip_|recipm1_)?alphas_cumprod(_prev)?|sqrt_recip(m1)?_alphas_cumprod"
+    r"|posterior_\w+|lvlb_weights|logvar|scale_factor)$|^model_ema\.(decay|num_updates)$"
+    r"|^((first_stage_model|vae)\.)?loss\.|^(first_stage_model|vae)\.model_ema\.|(^|\.)scaled_fp8$"
+)
+"""Names of tensors that make no picture: constants, what training alone needs, and layers after the one that counts."""
+
+_QUANTISED = re.compile(
+    r"\.(comfy_quant|weight_scale(_2)?|SCB|absmax|quant_map|nested_absmax|quant_state\..+|qweight|qzeros|g_idx)$"
+)
 _CONV_IN = "model.diffusion_model.input_blocks.0.0.weight"
 _INPUTS = {5: "a depth model (5 input channels)", 7: "an upscaler (7 input channels)"} | {
     8: "InstructPix2Pix (8 input channels)",
@@ -113,11 +132,12 @@ _SUPPORTED: Mapping[str, tuple[object, ...]] = {
 Config = Mapping[str, Any]
 
 
-def check_pipeline(folder: Path) -> None:
+def check_pipeline(folder: Path, without: Collection[str] = ()) -> None:
     """Check that a diffusers folder is a Stable Diffusion pipeline of allowed classes.
 
     Args:
         folder: The folder.
+        without: Parts that come from elsewhere.
 
     Raises:
         ModelError: It is another pipeline, names other classes, or lacks a part.
@@ -129,15 +149,17 @@ def check_pipeline(folder: Path) -> None:
     if name not in _PIPELINES:
         raise _model_error(_describe_class(name), folder)
     for part, classes in _CLASSES.items():
-        _check_class(part, index.get(part), classes)
+        if part not in without:
+            _check_class(part, index.get(part), classes)
 
 
-def check_single_file(path: Path, shapes: Shapes) -> None:
+def check_single_file(path: Path, shapes: Shapes, without: Collection[str] = ()) -> None:
     """Check that a single file contains the three models of Stable Diffusion 1.x or 2.x.
 
     Args:
         path: The file, for the message.
         shapes: Its tensors.
+        without: Parts that come from elsewhere.
 
     Raises:
         ModelError: It is another kind of file, named if it is known.
@@ -147,10 +169,61 @@ def check_single_file(path: Path, shapes: Shapes) -> None:
     found = found or next((what for start, what in _OTHER_FILES if _any(shapes, start)), None)
     if _any(shapes, "lora_") or any(".lora" in name for name in shapes):
         found = "a LoRA; load the model that it was made for"
-    if found is None and not all(any(_any(shapes, start) for start in starts) for starts in SINGLE_FILE.values()):
+    lacks = [part for part, starts in SINGLE_FILE.items() if not any(_any(shapes, start) for start in starts)]
+    if found is None and len(lacks) > 1:
         found = next((what for what, starts in _PARTS.items() if all(n.startswith(starts) for n in shapes)), _UNKNOWN)
     if found is not None:
         raise _model_error(found, path)
+    if missing := next((part for part in lacks if part not in without), None):
+        raise ModelError(f"{path} lacks its {_LACKS[missing]}")
+    if quantised := next((name for name in shapes if _QUANTISED.search(name)), None):
+        raise ModelError(
+            f"{path} holds quantised weights (it has {quantised}), which are not read; get an fp16 or fp32 file"
+        )
+
+
+def unread(shapes: Shapes, read: Collection[str]) -> list[str]:
+    """Return the names of tensors that no part reads and whose content would count.
+
+    Args:
+        shapes: Tensors of a file.
+        read: Names of those that are read.
+    """
+    return [name for name in shapes if name not in read and not _IDLE.search(name)]
+
+
+def unread_note(file: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the note for the user on tensors that no part reads.
+
+    Args:
+        file: The file.
+        names: From `unread`.
+    """
+    if not names:
+        return ()
+    count = "a tensor" if len(names) == 1 else f"{len(names)} tensors, such as"
+    return (f"{file.name} holds {count} {names[0]:.80}, which no part of the model reads",)
+
+
+def check_vae_file(path: Path, shapes: Shapes) -> None:
+    """Check that a single file holds an autoencoder of Stable Diffusion's kind.
+
+    Args:
+        path: The file, for the message.
+        shapes: Its tensors.
+
+    Raises:
+        ModelError: It does not.
+    """
+    if any(name.startswith(("encoder.layers.", "decoder.layers.", "decoder.1.")) for name in shapes):
+        raise ModelError(f"{path} holds a tiny autoencoder (TAESD); give its folder as preview_vae=")
+    if not any(name.endswith("encoder.conv_in.weight") for name in shapes):
+        raise ModelError(f"{path} holds no autoencoder; give another file, or a model's folder")
+
+
+def is_converted_vae(shapes: Shapes) -> bool:
+    """Whether a single file that passed `check_vae_file` has diffusers' names."""
+    return "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes
 
 
 def is_sd2_file(shapes: Shapes) -> bool:
@@ -280,13 +353,14 @@ def check_config(part: str, config: Config) -> None:
             raise _setting(part, name, config[name], "eager or sdpa")
 
 
-def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:
+def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "config and weights do not match") -> None:
     """Compare a component's tensors with those of its configuration.
 
     Args:
         part: The component.
         expected: Tensors of the configuration.
         actual: Tensors of the file.
+        advice: Last words of the message on another shape.
 
     Raises:
         ModelError: Tensors are missing or have other shapes; names the first.
@@ -294,12 +368,10 @@ def check_shapes(part: str, expected: Shapes, actual: Shapes) -> None:
     missing = [name for name in expected if name not in actual]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download the model again")
+        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download them again")
     for name, shape in expected.items():
         if actual[name] != shape:
-            raise ModelError(
-                f"the {part}'s {name} must be {shape}, got {actual[name]}; config and weights do not match"
-            )
+            raise ModelError(f"the {part}'s {name} must be {shape}, got {actual[name]}; {advice}")
 
 
 def pickled(path: Path) -> ModelError | None:
@@ -309,7 +381,7 @@ def pickled(path: Path) -> ModelError | None:
 
 def _check_class(part: str, named: Any, classes: tuple[str, ...]) -> None:
     if named is None or named == [None, None]:
-        raise ModelError(f"the model lacks its {part}; copy or download the whole folder")
+        raise ModelError(f"the model lacks its {_LACKS.get(part, f'{part}; get the whole model')}")
     got = ".".join(map(str, named)) if isinstance(named, list) else str(named)
     if got not in classes:
         raise _setting(
@@ -323,7 +395,9 @@ def _no_pipeline_error(folder: Path) -> ModelError:
         ("pytorch_lora_weights.safetensors", "a LoRA; load the model that it was made for"),
         ("config.json", "one part of a model; give the folder above"),
     )
-    found = next((what for name, what in kinds if (folder / name).is_file()), "a folder without model_index.json")
+    files = sorted(path.name for path in folder.glob("*") if is_safetensors(path))
+    plain = f"a folder without model_index.json{f', give its file {files[0]}' if files else ''}"
+    found = next((what for name, what in kinds if (folder / name).is_file()), plain)
     if found.startswith("one part") and "ControlNet" in str(read_json(folder / "config.json").get("_class_name")):
         found = "a ControlNet"
     return _model_error(found, folder)

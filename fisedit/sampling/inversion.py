@@ -14,6 +14,7 @@ from diffusers import DDIMInverseScheduler, DDIMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
 from fisedit.errors import InputError, NumericsError
+from fisedit.models.device import advice_on_overflow
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def invert_ddim(
     for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
         if not path[0].isfinite().all():
-            raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
+            raise NumericsError(
+                f"latents turned NaN or infinite at timestep {int(t)}; {advice_on_overflow(path[0].dtype)}"
+            )
         prediction = predict(i, path[0])
     return path
 

@@ -16,6 +16,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from fisedit.errors import NumericsError
+from fisedit.models.device import advice_on_overflow
 from fisedit.sampling.scheduler import Sampler
 from fisedit.values import LATENT_FACTOR, GenerationConfig
 
@@ -166,4 +167,6 @@ class LinearSampler(Sampler):
         finite = torch.stack(self._finite).tolist() if self._finite else []
         if not all(finite):
             timestep = int(self.timesteps[finite.index(False)])
-            raise NumericsError(f"latents turned NaN or infinite at timestep {timestep}; use dtype fp32")
+            raise NumericsError(
+                f"latents turned NaN or infinite at timestep {timestep}; {advice_on_overflow(self.latents.dtype)}"
+            )

@@ -26,6 +26,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from fisedit.errors import InputError, NumericsError
+from fisedit.models.device import advice_on_overflow
 from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
 _SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
@@ -135,7 +136,9 @@ class Sampler:
         out = self._scheduler.step(prediction, timestep, latents, **extra_step_kwargs)
         next_latents: Tensor = out.prev_sample
         if not next_latents.isfinite().all():
-            raise NumericsError(f"latents turned NaN or infinite at timestep {int(timestep)}; use dtype fp32")
+            raise NumericsError(
+                f"latents turned NaN or infinite at timestep {int(timestep)}; {advice_on_overflow(latents.dtype)}"
+            )
         clean: Tensor | None = getattr(out, "pred_original_sample", None)
         self.estimate = next_latents if clean is None else clean
         return next_latents

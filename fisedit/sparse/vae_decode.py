@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fisedit.errors import NumericsError
+from fisedit.models.device import advice_on_overflow
 from fisedit.models.injection import Replacement, injected
 from fisedit.models.stopwatch import span
 from fisedit.sparse.blocks import attention_block, resampler, resnet
@@ -387,6 +388,6 @@ def _fine_modules(vae: AutoencoderKL) -> list[tuple[str, nn.Module]]:
 
 def _picture(sample: Tensor) -> Image.Image:
     if not sample.isfinite().all():
-        raise NumericsError("the decoder gave NaN or infinity; use dtype fp32, or check the autoencoder's weights")
+        raise NumericsError(f"the decoder gave NaN or infinity; {advice_on_overflow(sample.dtype)}")
     picture: Image.Image = VaeImageProcessor().postprocess(sample, output_type="pil")[0]
     return picture

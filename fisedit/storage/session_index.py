@@ -130,6 +130,7 @@ class SessionIndex:
         results: Parents before their children.
         digest: SHA-256 of the text.
         vae: Path of the autoencoder; "" for the model's own.
+        variant: Name of the variant of the model's weights; "" for none.
     """
 
     model: str
@@ -140,6 +141,7 @@ class SessionIndex:
     results: tuple[ResultEntry, ...]
     digest: str
     vae: str = ""
+    variant: str = ""
 
     def files(self) -> dict[str, str]:
         """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
@@ -243,7 +245,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
     with_digests = index["version"] != _VERSION_WITHOUT_DIGESTS
     require(not with_digests or index["sha256"] == _digest(index))
     checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
-    found = checked_fields(index, checks, optional={"adapters", "vae"})
+    found = checked_fields(index, checks, optional={"adapters", "vae", "variant"})
     require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
@@ -261,6 +263,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         tuple(entries.values()),
         hashlib.sha256(data).hexdigest(),
         found.get("vae", ""),
+        found.get("variant", ""),
     )
 
 
@@ -376,6 +379,7 @@ _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,
     "model": _NAME,
     "vae": _NAME,
+    "variant": _NAME,
     "dtype": text(20),
     "current": _ID,
     "adapters": _adapters,

@@ -43,6 +43,7 @@ class SessionContents:
         pages: Id of a result -> what returns the bytes of each page of its recorded features. Without them those that
             are in the folder stay.
         vae: Path of the autoencoder to load; "" for the model's own.
+        variant: Name of the variant of the model's weights to load; "" for none.
     """
 
     history: History
@@ -52,6 +53,7 @@ class SessionContents:
     other_models: Mapping[str, str] = field(default_factory=dict)
     pages: Mapping[str, Sequence[Callable[[], bytes]]] = field(default_factory=dict)
     vae: str = ""
+    variant: str = ""
 
 
 class SessionStore:
@@ -195,7 +197,7 @@ class SessionStore:
             {
                 "version": session_index.version_of(contents.history),
                 "model": contents.model,
-                **({"vae": contents.vae} if contents.vae else {}),
+                **{name: given for name in ("vae", "variant") if (given := getattr(contents, name))},
                 "dtype": contents.dtype,
                 "current": contents.history.current.id,
                 "adapters": [{"source": name, **use.as_dict()} for name, use in contents.assets.adapters.items()],

@@ -259,3 +259,10 @@ def test_an_ip_adapter_adds_at_most_a_five_hundredth_to_a_dense_step(sd15_execut
     adapter = SimpleNamespace(num_tokens=tokens, places=places)
     added = IPAdapterCondition(adapter, None, 1.0).macs(sd15_executor.unet, SD15_GRIDS, None, recorded=False)
     assert 0 < added / unet_macs(sd15_executor.sites, SD15_SIZES, SD15_SIZES, 1, 77) <= 0.002
+
+
+def test_a_file_with_a_tensor_that_no_ip_adapter_has_is_refused(pipe, tmp_path):
+    path = ip_adapters.save(ip_adapters.tensors(pipe.unet, "plain"), tmp_path)
+    save_file(load_file(path) | {"ip_adapter.1.to_q_lora.down.weight": torch.ones(2)}, path)
+    with pytest.raises(AdapterError, match=r"got one with ip_adapter\.1\.to_q_lora\.down\.weight; load another"):
+        Editor(pipe).load_adapter(path)

@@ -52,6 +52,17 @@ def test_embeddings_are_diffusers_own(pipe, tmp_path, vectors, key):
     assert torch.equal(ours, torch.cat([negative, positive]))
 
 
+def test_the_words_of_a_diffusers_file(pipe, tmp_path):
+    width = pipe.text_encoder.config.hidden_size
+    save_file({"<toy>": torch.ones(width)}, tmp_path / "learned_embeds.safetensors")
+    save_file({"<a>": torch.zeros(width), "<b>": torch.ones(width)}, tmp_path / "two.safetensors")
+    editor = Editor(pipe)
+    assert editor.load_textual_inversion(tmp_path / "learned_embeds.safetensors") == "<toy>"
+    assert editor.load_textual_inversion(tmp_path / "two.safetensors", "<b>") == "<b>"
+    embeddings = pipe.text_encoder.get_input_embeddings().weight
+    assert embeddings[pipe.tokenizer.convert_tokens_to_ids("<b>")].eq(1).all()
+
+
 def test_a_word_of_several_vectors_is_one_word(pipe, tmp_path):
     Editor(pipe).load_textual_inversion(written(tmp_path, "EasyNeg", pipe))
     found = words("a (EasyNeg:1.2), easyneg cat", pipe.tokenizer)
@@ -116,12 +127,16 @@ def test_what_is_wrong_is_one_line(pipe, tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(good.read_bytes()[:40])
     (tmp_path / "old.pt").write_bytes(b"PK\x03\x04")
     save_file({"a": torch.zeros(2), "b": torch.zeros(2)}, tmp_path / "two.safetensors")
+    save_file({"clip_l": torch.zeros(2), "clip_g": torch.zeros(3)}, tmp_path / "xl.safetensors")
+    save_file({"a": torch.zeros(2, 2, 2)}, tmp_path / "deep.safetensors")
     editor.load_textual_inversion(good)
     for name, token, line in [
         ("none.safetensors", None, "no such file"),
         ("cut.safetensors", None, "truncated or damaged"),
         ("old.pt", None, "weights must be .safetensors"),
-        ("two.safetensors", None, "must hold one tensor of embeddings, got 2"),
+        ("two.safetensors", None, "holds 2 words, or no textual inversion: "),
+        ("xl.safetensors", None, "is a textual inversion for Stable Diffusion XL"),
+        ("deep.safetensors", None, "must hold embeddings of words, got 1 other tensors"),
         (written(tmp_path, "wide", pipe, width=99).name, None, "for text encoders of width 99"),
         ("zwx.safetensors", None, "knows the word 'zwx' already"),
         ("zwx.safetensors", "cat", "knows the word 'cat' already"),

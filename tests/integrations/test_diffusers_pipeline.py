@@ -17,16 +17,20 @@ from diffusers import (
     StableDiffusionPipeline,
     UniPCMultistepScheduler,
 )
+from safetensors.torch import save_file
 
 from fisedit import Editor, FisEditPipeline
-from fisedit.errors import AdapterError, InputError, PromptError
+from fisedit.errors import AdapterError, FisEditError, InputError, PromptError
 from fisedit.integrations.diffusers_pipeline import _scheduler_name
 from fisedit.models import paths
+from tests.support import ip_adapters
 from tests.support.edits import CAT, DOG, Calls
 from tests.support.grids import grids
 from tests.support.pictures import scene
+from tests.support.pipelines import build_pipeline
 
 QUICK = {"num_inference_steps": 3, "guidance_scale": 4.0}
+SMALL = {"num_inference_steps": 1, "guidance_scale": 4.0, "height": 64, "width": 64}
 
 
 def seed(number: int) -> torch.Generator:
@@ -173,7 +177,14 @@ def test_loading_takes_what_asks_for_nothing_else(monkeypatch):
     assert taken == {"dtype": torch.bfloat16, "device": "cpu"}
     FisEditPipeline.from_pretrained("m", torch_dtype=torch.float16, variant="fp16")
     assert taken == {"dtype": torch.float16, "device": "cpu"}
-    for other in ({"variant": "fp16"}, {"use_safetensors": False}, {"safety_checker": 3}, {"revision": "main"}):
+    FisEditPipeline.from_single_file("m", variant="non_ema", config=None)
+    assert taken["variant"] == "non_ema"
+    for other in (
+        {"original_config": "v1.yaml"},
+        {"use_safetensors": False},
+        {"safety_checker": 3},
+        {"revision": "main"},
+    ):
         with pytest.raises(InputError, match=f"got {next(iter(other))}; leave them out"):
             FisEditPipeline.from_pretrained("m", **other)
 
@@ -213,3 +224,109 @@ def test_sources_of_an_editor_that_was_exchanged_are_forgotten(pipe):
     source = pipe(CAT, **QUICK).images[0]
     pipe.editor = Editor(pipe.editor.pipe)
     assert len(pipe(DOG, image=source, mask_image=grids(16, 16)["square"], **QUICK).images) == 1
+
+
+@pytest.fixture
+def loaded(pipelines, tmp_path) -> FisEditPipeline:
+    """Over a folder, beside which are a LoRA, a word and an IP-Adapter."""
+    own = build_pipeline("demo")
+    own.save_pretrained(tmp_path / "model")
+    generator = torch.Generator().manual_seed(3)
+    layer, width = "lora_unet_mid_block_attentions_0_proj_out", own.unet.mid_block.attentions[0].proj_out.in_channels
+    weights = {
+        f"{layer}.lora_down.weight": torch.randn(2, width, 1, 1, generator=generator),
+        f"{layer}.lora_up.weight": torch.randn(width, 2, 1, 1, generator=generator),
+    }
+    save_file(weights | {f"{layer}.alpha": torch.tensor(2.0)}, tmp_path / "style.safetensors")
+    word = torch.randn(1, own.text_encoder.config.hidden_size, generator=generator)
+    save_file({"<toy>": word}, tmp_path / "learned_embeds.safetensors")
+    ip_adapters.save(ip_adapters.tensors(own.unet, "plain"), tmp_path / "models", "ip.safetensors")
+    return FisEditPipeline.from_pretrained(tmp_path / "model", device="cpu", torch_dtype=torch.float32)
+
+
+def test_a_script_loads_loras_words_and_pictures_by_diffusers_methods(loaded, tmp_path):
+    def picture(prompt=CAT, **more):
+        return loaded(prompt, generator=seed(5), **SMALL, **more).images[0].tobytes()
+
+    plain, editor = picture(), Editor(loaded.editor.pipe)
+    name = editor.load_lora(tmp_path / "style.safetensors", 0.5)
+    half = editor.generate(CAT, seed=5, **SMALL).image.tobytes()
+    editor.unload_lora(name)
+    loaded.load_lora_weights(tmp_path, weight_name="style.safetensors", adapter_name="mine")
+    assert loaded.get_active_adapters() == ["mine"] == loaded.get_list_adapters()["unet"]
+    loaded.set_adapters("mine", 0.5)
+    assert picture() == half != plain
+    loaded.disable_lora()
+    assert picture() == plain and not loaded.get_active_adapters()
+    loaded.enable_lora()
+    loaded.set_adapters([name], [0.5])  # by the name of its file
+    assert picture() == half
+    with pytest.raises(AdapterError, match="unload_lora_weights first"):
+        loaded.save_pretrained(tmp_path / "saved")
+    loaded.unload_lora_weights()
+    assert picture() == plain
+    word = picture(f"{CAT} <toy>")
+    loaded.load_textual_inversion(tmp_path)
+    assert picture(f"{CAT} <toy>") != word and picture() == plain
+    loaded.unload_textual_inversion()
+    assert picture(f"{CAT} <toy>") == word
+    loaded.load_ip_adapter(tmp_path, subfolder="models", weight_name="ip.safetensors")
+    seen = picture(ip_adapter_image=scene())
+    loaded.set_ip_adapter_scale(0.0)
+    assert picture(ip_adapter_image=scene()) != seen
+    loaded.unload_ip_adapter()
+    assert picture() == plain
+
+
+def test_parts_are_those_of_the_editor_and_may_be_exchanged(loaded, tmp_path):
+    plain = loaded(CAT, generator=seed(5), **SMALL).images[0]
+    assert loaded.unet is loaded.editor.pipe.unet and loaded.safety_checker is None
+    loaded.safety_checker = None
+    other = build_pipeline("demo", seed=1).vae
+    loaded.vae = other
+    theirs = StableDiffusionPipeline(**loaded.components, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    own = loaded(CAT, generator=seed(5), **SMALL).images[0]
+    expected = theirs(CAT, generator=seed(5), **SMALL).images[0]
+    assert np.abs(np.asarray(own, int) - np.asarray(expected, int)).max() <= 1
+    assert own.tobytes() != plain.tobytes() and not loaded.editor.model
+    given = FisEditPipeline.from_pretrained(tmp_path / "model", vae=other, torch_dtype=torch.float32, device="cpu")
+    assert given.vae is other and given(CAT, generator=seed(5), **SMALL).images[0].tobytes() == own.tobytes()
+    loaded.save_pretrained(tmp_path / "saved")
+    again = FisEditPipeline.from_pretrained(tmp_path / "saved", torch_dtype=torch.float32, device="cpu")
+    assert again(CAT, generator=seed(5), **SMALL).images[0].tobytes() == own.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda pipe: pipe.fuse_lora(lora_scale=0.7), "has no fuse_lora of diffusers' pipelines; a LoRA counts"),
+        (lambda pipe: pipe.enable_model_cpu_offload(), "bound memory by max_recorded_bytes"),
+        (lambda pipe: pipe.enable_freeu(1, 1, 1, 1), "has no enable_freeu .* leave it out"),
+        (lambda pipe: pipe.encode_prompt(CAT), "give the prompt itself"),
+        (lambda pipe: pipe.guidance_scale, "has no guidance_scale"),
+        (lambda pipe: pipe.load_lora_weights({"a": 1}), "must be given, got dict"),
+        (lambda pipe: pipe.load_lora_weights("owner/name", local_files_only=True), "owner/name is not on this machine"),
+        (lambda pipe: pipe.set_adapters(["a"], [1, 2]), "must be 1 numbers, got 2"),
+        (lambda pipe: pipe.set_adapters("a"), "no LoRA 'a' is loaded"),
+        (lambda pipe: pipe.load_ip_adapter("owner/name", ["a", "b"], "c"), "load adapters one by one"),
+        (lambda pipe: pipe.unload_ip_adapter(), "none"),
+        (lambda pipe: setattr(pipe, "vae", pipe.unet), "vae must be AutoencoderKL, got UNet2DConditionModel"),
+        (lambda pipe: setattr(pipe, "safety_checker", 3), "does not use safety_checker, got int; only None"),
+        (lambda pipe: setattr(pipe, "vea", pipe.vae), "does not use vea"),
+        (lambda pipe: type(pipe).from_single_file("gone.safetensors"), "nothing there"),
+        (lambda pipe: type(pipe).from_single_file("demo", original_config="v1.yaml"), "original_config"),
+    ],
+)
+def test_what_has_no_counterpart_is_one_line_that_names_it(pipe, call, line):
+    with pytest.raises(FisEditError, match=line) as raised:
+        call(pipe)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_changes_no_picture_is_told_and_what_diffusers_has_not_is_no_attribute(pipe, caplog):
+    pipe.enable_attention_slicing()
+    pipe.enable_vae_tiling()
+    pipe.set_progress_bar_config(disable=True)
+    assert [message.split()[0] for message in caplog.messages] == ["enable_attention_slicing", "enable_vae_tiling"]
+    assert not hasattr(pipe, "text_encoder_2") and hasattr(pipe, "unet")

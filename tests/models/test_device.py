@@ -70,3 +70,9 @@ def test_the_environment_names_it_instead(monkeypatch):
 def test_a_device_without_float64_is_refused():
     with pytest.raises(InputError, match="mps has no float64"):
         device.choose_device("mps")
+
+
+@pytest.mark.parametrize(("dtype", "advice"), [(torch.bfloat16, "use dtype fp32"), (torch.float32, "guidance_scale")])
+def test_nobody_is_told_to_use_the_precision_that_is_in_use(dtype, advice):
+    told = device.advice_on_overflow(dtype)
+    assert advice in told and ("fp32" in told) == (dtype is not torch.float32)

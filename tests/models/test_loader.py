@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import StableDiffusionPipeline
 from safetensors.torch import load_file, save_file
 
+from fisedit import Editor
 from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
 from fisedit.models import loader, paths
 from fisedit.models.device import choose_device, choose_dtype
@@ -60,8 +61,7 @@ def no_weights(monkeypatch) -> None:
     def allocated(*_: object, **__: object) -> None:
         pytest.fail("weights were read before the refusal")
 
-    monkeypatch.setattr(UNet2DConditionModel, "from_pretrained", allocated)
-    monkeypatch.setattr(StableDiffusionPipeline, "from_single_file", allocated)
+    monkeypatch.setattr(loader, "read_tensors", allocated)
 
 
 def test_a_folder_loads_exactly_and_quietly(pipelines, model, capfd):
@@ -83,6 +83,31 @@ def test_an_fp16_variant_loads(pipelines, tmp_path):
     half = build_pipeline("demo").to(torch.float16)
     half.save_pretrained(tmp_path, variant="fp16")
     assert same_weights(loader.load(tmp_path, dtype="fp32").to(torch.float16), half)
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked"), [(None, None), ("non_ema", "non_ema"), ("non_ema", None), ("fp16", "fp16")]
+)
+def test_weights_in_parts_and_variants_of_any_name_load_as_diffusers_saves_them(pipelines, tmp_path, saved, asked):
+    pipelines["demo"].save_pretrained(tmp_path, variant=saved, max_shard_size="200KB")
+    assert len(list((tmp_path / "unet").glob("*.safetensors"))) > 2
+    assert same_weights(loader.load(tmp_path, dtype="fp32", variant=asked), pipelines["demo"])
+    next((tmp_path / "unet").glob("*-00002-of-*")).unlink()
+    refused(tmp_path, "-00002-of-", "is not beside it")
+
+
+def test_a_variant_that_is_not_there_or_not_named_is_refused(folder):
+    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.a.safetensors")
+    assert loader.load(folder, variant="a").notes == ()
+    refused(folder, "(a), got 'b'", variant="b")
+    shutil.copy(
+        folder / "unet/diffusion_pytorch_model.a.safetensors", folder / "unet/diffusion_pytorch_model.b.SAFETENSORS"
+    )
+    refused(folder, "one of a, b")
+    loader.load(folder, variant="b")
+    for file in (folder / "unet").glob("*.[sS]*"):
+        file.unlink()
+    refused(folder, "unet/diffusion_pytorch_model.safetensors, got no weights")
 
 
 def test_names_of_older_releases_load(pipelines, folder):
@@ -115,6 +140,129 @@ def test_one_file_of_the_1_family_predicts_what_its_yaml_says(pipelines, tmp_pat
     assert (loaded.scheduler.config.prediction_type, loaded.unet.config.sample_size) == ("v_prediction", side)
     path.with_suffix(".yaml").write_bytes(b"\xff\xfe\xff")
     refused(path, "model.yaml cannot be read as text")
+
+
+@pytest.fixture
+def one_file(pipelines, tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Saves the tiny model as one file, whose tensors are changed."""
+    pipelines["sd15"].save_pretrained(tmp_path / "config")
+    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    tensors = load_file(save_single_file(pipelines["sd15"], tmp_path / "whole.safetensors"))
+
+    def save(change=lambda tensors: tensors, *, metadata=None, name="model.SafeTensors") -> Path:
+        save_file(change(tensors), tmp_path / name, metadata)
+        return tmp_path / name
+
+    return save
+
+
+def test_one_file_of_2022_loads_exactly(pipelines, one_file):
+    path = one_file(lambda tensors: {name.replace("text_model.", ""): t for name, t in tensors.items()})
+    assert same_weights(loader.load(path, dtype="fp32"), pipelines["sd15"])
+    both = one_file(lambda tensors: tensors | {n.replace("text_model.", ""): t + 1 for n, t in tensors.items()})
+    refused(both, "text_encoder", "under two names")
+
+
+def test_one_file_without_its_autoencoder_takes_another(pipelines, one_file):
+    def part(*, vae: bool) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+        return lambda tensors: {n: t for n, t in tensors.items() if n.startswith("first_stage_model.") == vae}
+
+    path, vae = one_file(part(vae=False)), one_file(part(vae=True), name="vae.safetensors")
+    refused(path, "model.SafeTensors lacks its VAE", "give one as vae=")
+    loaded = loader.load(path, vae=vae, dtype="fp32")
+    assert same_weights(loaded, pipelines["sd15"]) and loaded.notes == ()
+    shutil.rmtree(loader._SD15 / "vae")
+    refused(loader._SD15, "lacks vae/config.json")
+    edit_json(loader._SD15 / "model_index.json", vae=[None, None])
+    refused(loader._SD15, "lacks its VAE", "give one as vae=")
+
+
+TELLS_V = {"modelspec.prediction_type": "v"}
+
+
+@pytest.mark.parametrize(
+    ("markers", "metadata", "told"),
+    [
+        ((), None, ("epsilon", False, 16)),
+        ((), TELLS_V, ("v_prediction", False, 16)),
+        ((), {"modelspec.prediction_type": "epsilon", "modelspec.resolution": "768x768"}, ("epsilon", False, 96)),
+        (("v_pred",), None, ("v_prediction", False, 16)),
+        (("v_pred", "ztsnr"), TELLS_V, ("v_prediction", True, 16)),
+        (("v_pred",), {"modelspec.prediction_type": "epsilon"}, "v_prediction by the tensor v_pred; correct"),
+        ((), {"modelspec.architecture": "stable-diffusion-v2-768-v"}, ("v_prediction", False, 16)),
+        ((), {"modelspec.prediction_type": "flow"}, "must be epsilon or v, got 'flow'"),
+    ],
+)
+def test_one_file_predicts_what_it_says(one_file, markers, metadata, told):
+    path = one_file(lambda tensors: tensors | {name: torch.tensor([]) for name in markers}, metadata=metadata)
+    if isinstance(told, str):
+        refused(path, told)
+        return
+    loaded = loader.load(path, dtype="fp32")
+    config = loaded.scheduler.config
+    found = config.prediction_type, config.rescale_betas_zero_snr, loaded.unet.config.sample_size
+    assert found == told and loaded.notes == ()
+
+
+def test_what_no_part_reads_of_a_file_is_told(one_file, model, folder):
+    constants = {
+        "betas": torch.ones(3),
+        "cond_stage_model.transformer.text_model.embeddings.position_ids": torch.ones(1),
+    }
+    strange = {"model.diffusion_model.fuser.weight": torch.ones(1), "model_ema.a": torch.ones(1)}
+    path = one_file(lambda tensors: tensors | constants | strange)
+    (note,) = loader.load(path, dtype="fp32").notes
+    assert note.startswith("model.SafeTensors holds 2 tensors, such as model")
+    assert loader.load(one_file(lambda tensors: tensors | constants), dtype="fp32").notes == ()
+    save_file(load_file(folder / UNET) | {"fuser.weight": torch.ones(1)}, folder / UNET)
+    line = "diffusion_pytorch_model.safetensors holds a tensor fuser.weight, which no part of the model reads"
+    pipe = loader.load(folder, dtype="fp32")
+    assert pipe.notes == (line,) and loader.load(model).notes == ()
+    editor = Editor(pipe)
+    source = editor.generate("a cat", num_inference_steps=1)
+    assert line in source.stats.notes
+
+
+def test_a_noise_schedule_of_its_own_is_told(one_file, pipelines):
+    own = pipelines["sd15"].scheduler.alphas_cumprod
+    for schedule, told in ((own.half(), 0), (own * 0.9, 1)):
+        path = one_file(lambda tensors, one=schedule: tensors | {"alphas_cumprod": one})
+        notes = loader.load(path, dtype="fp32").notes
+        assert len(notes) == told and all("noise schedule of its own" in note for note in notes)
+
+
+def test_one_file_in_parts(pipelines, one_file, tmp_path):
+    whole = load_file(one_file())
+    names = [f"parts-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    listed = {name: names[i % 2] for i, name in enumerate(whole)}
+    for part in names:
+        save_file({name: tensor for name, tensor in whole.items() if listed[name] == part}, tmp_path / part)
+    refused(tmp_path / names[0], "one of several parts, got no parts.safetensors.index.json")
+    index = tmp_path / "parts.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": listed}))
+    for given in (tmp_path / names[1], index):
+        assert same_weights(loader.load(given, dtype="fp32"), pipelines["sd15"])
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    refused(index, "must name .safetensors files beside it")
+
+
+def test_scaled_fp8_is_read_with_its_factors_and_other_quantised_files_are_refused(pipelines, one_file):
+    scaled = "model.diffusion_model.middle_block.1.proj_in"
+    eighth = torch.float8_e4m3fn
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        weights = (tensors[f"{scaled}.weight"] / 0.5).to(eighth)
+        factor = {f"{scaled}.scale_weight": torch.tensor(0.5), "scaled_fp8": torch.zeros(2).to(eighth)}
+        return tensors | {f"{scaled}.weight": weights} | factor
+
+    loaded = loader.load(one_file(change), dtype="fp32")
+    weight = pipelines["sd15"].unet.mid_block.attentions[0].proj_in.weight
+    read = loaded.unet.mid_block.attentions[0].proj_in.weight
+    assert torch.equal(read, (weight / 0.5).to(eighth).float() * 0.5) and loaded.notes == ()
+    for name in ("comfy_quant", "absmax"):
+        refused(one_file(lambda tensors, name=name: tensors | {f"{scaled}.{name}": torch.zeros(1)}), "quantised", name)
+    whole = {f"{scaled}.weight": torch.zeros_like(weight, dtype=torch.int8)}
+    refused(one_file(lambda tensors: tensors | whole), "must be floating point, got int8")
 
 
 @pytest.mark.parametrize(("given", "side"), [([16, 16], 16), (None, None), ([16, 24], None), (0, None)])
@@ -278,7 +426,7 @@ class TestRefusedBeforeWeights:
 
     def test_a_missing_part(self, folder):
         edit_json(folder / "model_index.json", vae=[None, None])
-        refused(folder, "lacks its vae")
+        refused(folder, "lacks its VAE", "give one as vae=")
 
     @pytest.mark.parametrize(
         ("setting", "value", "called"),
@@ -475,6 +623,9 @@ class TestAnotherAutoencoder:
         save_file(tensors, tmp_path / "ldm.safetensors")
         for file in (whole, tmp_path / "ldm.safetensors", tmp_path / "other/vae/diffusion_pytorch_model.safetensors"):
             assert same(loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu").vae, other.vae)
+        edit_json(tmp_path / "other/vae/config.json", scaling_factor=0.25)  # beside the last one
+        loaded = loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu")
+        assert loaded.vae.config.scaling_factor == 0.25
 
     def test_what_is_wrong_is_one_line(self, folder, tmp_path):
         (tmp_path / "vae.pt").write_bytes(b"PK")
@@ -486,3 +637,13 @@ class TestAnotherAutoencoder:
         ]:
             with pytest.raises(ModelError, match=line):
                 loader.load(folder, vae=tmp_path / name)
+
+
+def test_a_file_that_is_overwritten_in_place_changes_no_weight(pipelines, folder):
+    loaded = loader.load(folder, dtype="fp32")
+    for file in folder.rglob("*.safetensors"):
+        size = file.stat().st_size
+        with file.open("r+b") as opened:
+            opened.seek(size // 2)
+            opened.write(b"\x3f" * (size - size // 2))
+    assert same_weights(loaded, pipelines["demo"])

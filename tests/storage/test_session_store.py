@@ -10,6 +10,7 @@ from fisedit.errors import ModelError, SessionError
 from fisedit.storage.cell_runs import run_entry
 from tests.support.edit_trees import QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents
+from tests.support.pipelines import build_pipeline
 from tests.support.sessions import change_index, file_of
 
 
@@ -32,6 +33,19 @@ def test_a_session_comes_back_whole(model, tmp_path):
     assert same_pictures([again.checkout("1"), again.edit(BIRD)], [editor.checkout("1"), editor.edit(BIRD)]), (
         "an automatic mask needs the recorded attention"
     )
+
+
+def test_it_comes_back_with_the_variant_of_its_model(pipelines, tmp_path):
+    pipelines["demo"].save_pretrained(tmp_path / "model")
+    build_pipeline("demo", seed=1).save_pretrained(tmp_path / "model", variant="non_ema")
+    editor = Editor.from_pretrained(tmp_path / "model", variant="non_ema", device="cpu", dtype="fp32")
+    source = editor.generate(CAT, **QUICK)
+    editor.save(tmp_path / "session")
+    again = Editor.resume(tmp_path / "session", device="cpu")
+    assert again.variant == "non_ema" and again.generate(CAT, **QUICK).image.tobytes() == source.image.tobytes()
+    plain = Editor.from_pretrained(tmp_path / "model", device="cpu", dtype="fp32")
+    with pytest.raises(SessionError, match="of the variant non_ema, got weights without a variant; load that one"):
+        plain.load(tmp_path / "session")
 
 
 def test_nothing_runs_until_it_is_needed(model, tmp_path):

@@ -56,7 +56,7 @@ _OPEN_CLIP: Rules = (
 
 def save_single_file(pipe: StableDiffusionPipeline, path: Path, *, sd2: bool = False) -> Path:
     """Save `pipe`, which has two layers a block, as one safetensors file, its text encoder as 1.x's or as 2.x's."""
-    tensors = {f"model.diffusion_model.{_unet_name(pipe, n)}": t for n, t in pipe.unet.state_dict().items()}
+    tensors = {f"model.diffusion_model.{unet_name(pipe, n)}": t for n, t in pipe.unet.state_dict().items()}
     for name, tensor in pipe.vae.state_dict().items():
         tensors[f"first_stage_model.{_vae_name(name)}"] = _vae_tensor(name, tensor)
     text = {name.removeprefix("text_model."): tensor for name, tensor in pipe.text_encoder.state_dict().items()}
@@ -81,7 +81,7 @@ def _open_clip(text: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _unet_name(pipe: StableDiffusionPipeline, name: str) -> str:
+def unet_name(pipe: StableDiffusionPipeline, name: str) -> str:
     for start, ldm in _ENDS.items():
         if name.startswith(start + "."):
             return ldm + name.removeprefix(start)
