@@ -11,7 +11,7 @@ from typing import Any
 
 from fisedit.errors import InputError
 from fisedit.storage.foreign_parameters import parse_texts
-from fisedit.storage.making_texts import PARAMETERS, as_object
+from fisedit.storage.making_texts import PARAMETERS, as_object, is_settings
 from fisedit.values import GenerationConfig, SchedulerName
 
 MAX_CHARACTERS = 100_000
@@ -38,6 +38,11 @@ _SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 )
 """Argument of `Editor.generate`, its name in web UIs in lower case, and what reads it."""
 
+_NAMES, _LEAST_SETTINGS = {"sampler", "size", "model", *(key for _, key, _ in _SETTINGS)}, 3
+"""Names of which a last line of settings has one, and the fewest settings of such a line in AUTOMATIC1111's web UI."""
+
+_NEGATIVE = re.compile(r"^[ \t]*+Negative prompt:", re.MULTILINE)
+
 
 def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
     """Prompt and settings of the text that web UIs write, or of another program's JSON, in `Editor.generate`'s words.
@@ -56,10 +61,9 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
         texts = _checked_object(text)
         told = texts.get(PARAMETERS)
         return parse_parameters(told) if isinstance(told, str) else parse_texts(texts)
-    prompt, _, negative = f"\n{text}".partition("\nNegative prompt:")
-    found = _SETTING.findall(last[:MAX_CHARACTERS])
-    values = {name.casefold(): value for name, value in found}
-    settings: dict[str, Any] = {"negative_prompt": negative.strip()}
+    prompt, *negative = _NEGATIVE.split(text, maxsplit=1)
+    values = _read_settings(last)
+    settings: dict[str, Any] = {"negative_prompt": "".join(negative).strip()}
     for name, key, kind in _SETTINGS:
         with suppress(KeyError, ValueError):
             settings[name] = kind(values[key])
@@ -75,8 +79,21 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
 def _split_settings(text: str) -> tuple[str, str]:
     """Prompts, and the last line of settings; "" without one."""
     lines = text.split("\n")
-    last = next((number for number in reversed(range(len(lines))) if lines[number].startswith("Steps: ")), None)
-    return (text, "") if last is None else ("\n".join(lines[:last]), lines[last])
+    last = next((number for number in reversed(range(len(lines))) if is_settings(lines[number])), len(lines) - 1)
+    if is_settings(lines[last]) or _are_settings(lines[last]):
+        return "\n".join(lines[:last]), lines[last].strip()
+    return text, ""
+
+
+def _are_settings(line: str) -> bool:
+    """Whether a last line is one of settings without a number of steps."""
+    values = {} if line.lstrip().startswith(("{", "[")) else _read_settings(line)
+    return len(values) >= _LEAST_SETTINGS and bool(_NAMES & set(values))
+
+
+def _read_settings(line: str) -> dict[str, str]:
+    """Name in lower case -> value."""
+    return {name.casefold(): value.strip() for name, value in _SETTING.findall(line.strip()[:MAX_CHARACTERS])}
 
 
 def _checked_object(text: str) -> dict[str, Any]:

@@ -29,7 +29,10 @@ _EASY_DIFFUSION = {
 _NOVELAI = {"Title", "Description", "Software", "Source", "Comment", "Generation time"}
 _MIDJOURNEY = re.compile(r"\bJob ID: [0-9a-f]{8}-")
 
-_INFOTEXT = re.compile(r"^Steps: \d+(?:,|$)", re.MULTILINE)
+_BEFORE_STEPS = r"(?:(?:Seed|Sampler|Schedule type|CFG scale|Size|Model|Model hash|Version): [^,\n]*+, ?)*+"
+_INFOTEXT = re.compile(rf"^[ \t]*+{_BEFORE_STEPS}Steps: \d+\s*(?:,|$)", re.MULTILINE)
+"""A line of a web UI's settings; programs order them differently."""
+
 _ROOTS = {
     "sui_image_params",
     "metadata_scheme",
@@ -66,9 +69,14 @@ def _names_program(key: str, text: str) -> bool:
     return key == "Software" and text.startswith(PROGRAMS)
 
 
+def is_settings(text: str) -> bool:
+    """Whether a text has a line of a web UI's settings."""
+    return bool(_INFOTEXT.search(text))
+
+
 def is_making(text: str) -> bool:
     """Whether a text without a telling name, such as a comment, says how a picture was made."""
-    if _INFOTEXT.search(text):
+    if is_settings(text):
         return True
     data = as_object(text)
     return bool(data) and (

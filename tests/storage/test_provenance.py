@@ -59,13 +59,23 @@ FOREIGN = "a knight, (armour:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: 
         ),
         ("Steps: many, Sampler: DPM9, CFG scale: x, Size: 12", {}),
         ("Steps: 4" + ", x: 5" * 100_000 + ", Seed: 5", {"num_inference_steps": 4}),
+        ("Seed: 7, Steps: 4, CFG scale: 2", {"seed": 7, "num_inference_steps": 4, "guidance_scale": 2.0}),
+        ("  Model: x, Seed: 7, Version: 1", {"seed": 7}),
     ],
 )
-def test_settings_of_web_uis_are_read(line, found):
-    assert parse_parameters(f"a cat\nNegative prompt: rain\n{line}") == (
+@pytest.mark.parametrize("start", ["\n", "\r\n", "\n  "])
+def test_settings_of_web_uis_are_read(line, found, start):
+    assert parse_parameters(f"a cat{start}Negative prompt: rain{start}{line}") == (
         "a cat",
         {"negative_prompt": "rain"} | found,
     )
+
+
+@pytest.mark.parametrize(
+    "prompt", ["a cat\non a beach", "Style: photo, Light: soft, Camera: old", "a dance, Steps: 2", "Steps: up, down"]
+)
+def test_prompts_without_settings_stay_whole(prompt):
+    assert parse_parameters(prompt) == (prompt, {"negative_prompt": ""})
 
 
 def written(editor, ending="png", **options):
