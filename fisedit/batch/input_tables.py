@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,11 @@ _IMAGE, _CAPTION = ("image", "file_name", "file"), ("caption", "text", "prompt")
 """Names that a column may have: ours, then those of Hugging Face's image folders."""
 
 _EDIT = ("image", "prompt", "source_prompt", "mask", "output")
+_SEPARATORS, _SEPARATOR_LINE = (",", ";", "\t", "|"), re.compile(r'"?sep=([,;\t|:])"?(?:\r\n?|\n)')
+"""Separators of columns that a header may have, and the line by which spreadsheets tell theirs."""
+
+_KNOWN, _LINE = frozenset((*_IMAGE, *_CAPTION, *_EDIT)), re.compile(r"[^\r\n]+")
+
 _MAX_BYTES = 1 << 30
 _MAX_PATH_BYTES = 1000
 
@@ -109,16 +115,32 @@ def _read_text(path: Path, what: str) -> str:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    told = _SEPARATOR_LINE.match(text)
+    table, first = (text[told.end() :], 1) if told else (text, 0)
+    separator = told[1] if told else _separator(table)
+    reader = csv.reader(io.StringIO(table, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise _line_error(
-                    path, reader.line_num, f"must have {len(reader.fieldnames or ())} columns, as the header has"
-                )
-            yield reader.line_num, row
+        header = [name.strip().casefold() for name in next(filter(None, reader), [])]
+        if twice := [name for name in header if name in _KNOWN and header.count(name) > 1]:
+            raise _line_error(
+                path, reader.line_num + first, f"must name each column once, got {_shorten(repr(twice[0]))} twice"
+            )
+        for values in reader:
+            line = reader.line_num + first
+            if values and len(values) != len(header):
+                wanted = f"{len(header)} columns, separated by {separator!r}, as the header has"
+                raise _line_error(path, line, f"must have {wanted}, got {len(values)}")
+            if any(map(str.strip, values)):
+                yield line, dict(zip(header, values, strict=True))
     except csv.Error as error:
-        raise _line_error(path, reader.line_num, f"must be CSV ({error})") from error
+        raise _line_error(path, reader.line_num + first, f"must be CSV ({error})") from error
+
+
+def _separator(table: str) -> str:
+    """The separator by which the header has most of the known columns; a comma unless another has more."""
+    header = _LINE.search(table)
+    names = header[0].casefold() if header else ""
+    return max(_SEPARATORS, key=lambda each: len(_KNOWN & {name.strip(' "') for name in names.split(each)}))
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -137,7 +159,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
 def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int) -> str:
     value = next((row[name] for name in names if name in row), None)
     if not isinstance(value, str) or not value.strip():
-        shown_value = "nothing" if value is None or value == "" else _shorten(repr(value))
+        beside = "" if set(names) & set(row) else f" of that name beside {_shorten(', '.join(map(str, row)))}"
+        shown_value = f"nothing{beside}" if value is None or value == "" else _shorten(repr(value))
         raise _line_error(path, line, f"must say {names[0]!r} as text, got {shown_value}")
     if not is_unicode(value):
         raise _line_error(path, line, f"must say {names[0]!r} as Unicode text, got {_shorten(ascii(value))}")
@@ -147,6 +170,8 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], path: Path, line: int
 def _relative_path(name: str, key: str, path: Path, line: int) -> str:
     """A normalised relative path that does not leave its folder."""
     parts = PurePosixPath(name)
+    if "\\" in name:
+        raise _line_error(path, line, f"must name its {key} with / between folders, got {_shorten(name)!r}")
     if len(name.encode()) > _MAX_PATH_BYTES:
         raise _line_error(path, line, f"must name its {key} by at most {_MAX_PATH_BYTES} bytes, got {_shorten(name)!r}")
     if parts.is_absolute() or ".." in parts.parts or "\0" in name or not parts.name:

@@ -16,7 +16,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import load_file, save_file
 
-from fisedit.batch.input_tables import read_captions, read_edits
+from fisedit.batch.input_tables import EditRow, read_captions, read_edits
 from fisedit.batch.manifest import plan_batch
 from fisedit.batch.values import BatchJob
 from fisedit.errors import InputError
@@ -176,11 +176,26 @@ class TestTables:
         lines_.write_text('{"file_name": "a.png", "text": "a cat\u2028there"}\r\n\n{"image": "b.png", "caption": "x"}')
         assert read_captions(lines_) == {"a.png": "a cat\u2028there", "b.png": "x"}
 
+    @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    @pytest.mark.parametrize("start", ["", "sep={}\n", '"sep={}"\r\n'])
+    def test_tables_of_spreadsheets(self, tmp_path, separator, end, start):
+        """Separated as their header is, with empty columns and rows behind."""
+        rows = (("Image", " Prompt", ""), ("a.png", '"a dog, brown; or\tblack|white"', ""), ("", "", ""))
+        text = start.format(separator) + end.join(separator.join(row) for row in rows)
+        (tmp_path / "e.csv").write_bytes(text.encode("utf-8-sig"))
+        line = 3 if start else 2
+        assert read_edits(tmp_path / "e.csv") == [EditRow("a.png", "a dog, brown; or\tblack|white", line=line)]
+
     @pytest.mark.parametrize(
         ("name", "content", "words"),
         [
             ("c.csv", b"image,caption\na.png,x\na.png,y\n", ("line 3", "line 2 says something else")),
             ("c.csv", b"image,caption\na.png\n", ("line 2", "2 columns")),
+            ("c.csv", b"sep=;\nimage;caption\na.png;x;y\n", ("line 3", "2 columns", "';'", "got 3")),
+            ("c.csv", b"\nimage,Image,caption\na.png,b.png,x\n", ("line 2", "'image' twice")),
+            ("c.csv", b"image:caption\na.png:x\n", ("line 2", "'image'", "beside image:caption")),
+            ("c.csv", b"image,caption\nsub\\a.png,x\n", ("line 2", "/ between folders")),
             ("c.csv", b"image,caption\na.png,x,y\n", ("line 2", "2 columns")),
             ("c.csv", b"picture,caption\na.png,x\n", ("line 2", "'image'")),
             ("c.csv", b'image,caption\na.png,"x\n', ("CSV",)),
