@@ -16,19 +16,26 @@ from typing import IO, Any
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from fisedit.storage import colour_profiles, xmp
-from fisedit.storage.colour_profiles import ColourSpace
+from fisedit.storage.colour_profiles import SRGB, ColourSpace
 from fisedit.storage.jpeg_form import FORM_CHUNK, JpegForm, form_from_bytes, read_form, upright_form
 
 FORM = "form"
 """The key of a `FileForm` in Pillow's `info`."""
 
 _CICP, _CREDENTIALS, _CICP_BYTES, _PNG_SIGNATURE = b"cICP", b"caBX", 4, 8
+_COLOURS = ("RGB", "RGBA")
 _GREY = ("1", "L", "LA", "La", "I", "F")
 _DAMAGED = (AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error, OverflowError)
 
 _HDR, _SIGNED = "its HDR gain map", "its content credentials"
+_OPAQUE = "its transparent level (16-bit grey, {}) was read as opaque"
+_CURVE = "its curves (TransferFunction of TIFF) are not read: the model saw it as sRGB"
+_TRANSFER_FUNCTION, _WHITE_POINT, _PRIMARIES = 301, 318, 319
+"""TIFF's tags on colours."""
+
 _CAMERA = "http://ns.google.com/photos/1.0/camera/"
 _OTHER_PARTS: Mapping[str, str] = {
     "http://ns.adobe.com/hdr-gain-map/1.0/": _HDR,
@@ -85,7 +92,8 @@ def read_file_form(picture: Image.Image) -> FileForm:
     lost += [_SIGNED] if _CREDENTIALS in parts else []
     private = dict(each[:2] for each in getattr(picture, "private_chunks", ()))
     jpeg = form_from_bytes(private[FORM_CHUNK]) if FORM_CHUNK in private else read_form(picture)
-    return FileForm(jpeg, chunks | _colour_chunks(picture.info), (), tuple(dict.fromkeys(lost)))
+    points, notes = _tiff_colours(picture)
+    return FileForm(jpeg, chunks | _colour_chunks(picture.info | points), notes, tuple(dict.fromkeys(lost)))
 
 
 def owner_form(picture: Image.Image) -> tuple[FileForm, bytes | None]:
@@ -96,7 +104,9 @@ def owner_form(picture: Image.Image) -> tuple[FileForm, bytes | None]:
     """
     form, profile = read_file_form(picture), picture.info.get("icc_profile")
     colours = _colours(picture, form, has_profile=bool(profile))
-    notes = tuple(dict.fromkeys(filter(None, (*form.notes, colours.note))))
+    level = picture.info.get("transparency") if picture.mode.startswith("I") else None
+    opaque = "" if level is None else _OPAQUE.format(level)
+    notes = tuple(dict.fromkeys(filter(None, (*form.notes, colours.note, opaque))))
     jpeg = upright_form(form.jpeg, picture) if form.jpeg else None
     return replace(form, jpeg=jpeg, notes=notes), colours.profile or profile
 
@@ -168,6 +178,19 @@ def _scan(file: IO[bytes]) -> dict[bytes, bytes]:
     finally:
         file.seek(at)
     return found
+
+
+def _tiff_colours(picture: Image.Image) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a TIFF's tags say of its colours, as Pillow's `info` says it of a PNG, and remarks on the rest.
+
+    An ICC profile is obeyed before them.
+    """
+    if not isinstance(picture, TiffImageFile) or picture.info.get("icc_profile") or picture.mode not in _COLOURS:
+        return {}, ()
+    tags = picture.tag_v2
+    told = (*tags.get(_WHITE_POINT, SRGB[:2]), *tags.get(_PRIMARIES, SRGB[2:]))
+    points = {"chromaticity": told} if {_WHITE_POINT, _PRIMARIES} & set(tags) else {}
+    return points, (_CURVE,) if _TRANSFER_FUNCTION in tags else ()
 
 
 def _colour_chunks(info: Mapping[Any, Any]) -> dict[bytes, bytes]:

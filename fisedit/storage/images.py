@@ -36,8 +36,16 @@ MAX_BYTES = 1 << 30
 _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowError, EOFError, struct.error, zlib.error)
 """What Pillow's decoders raise for truncated or forged files."""
 
-_YCBCR = 6
-"""The photometric interpretation of YCbCr in TIFF."""
+_WHITE_IS_ZERO, _YCBCR = 0, 6
+"""Photometric interpretations in TIFF."""
+
+_BIG_ENDIAN_16_BIT = ("I;16B", "I;16B")
+TiffImagePlugin.OPEN_INFO.setdefault((b"MM", _WHITE_IS_ZERO, (1,), 1, (16,), ()), _BIG_ENDIAN_16_BIT)
+"""Pillow opens the same in the other byte order; `_levels_16_bit` inverts both."""
+
+_MOST = 2**16 - 1
+_RAW_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 257}
+"""Pillow's form of a PNG's samples -> its levels of 8 bits per sample, by which it scales pixels and not tRNS."""
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "PNG": {},
@@ -151,11 +159,21 @@ def _opened(
         except InputError:
             raise
         except UnidentifiedImageError as cause:
+            if kind := next((name for name in formats if _begins_as(name, data)), ""):
+                raise error(
+                    f"{what} must be a whole {kind} of a kind that is read, got another; save it as PNG"
+                ) from cause
             raise error(f"{what} must be a {', '.join(formats)} image, got something else") from cause
         except Image.DecompressionBombError as cause:
             raise error(too_large.format("many more")) from cause
         except _DAMAGED as cause:
             raise error(f"{what} must be whole, got a damaged file ({cause}); restore it from a copy") from cause
+
+
+def _begins_as(name: str, data: bytes) -> bool:
+    """Whether a file's bytes begin as those of a format do, of Pillow's name."""
+    accepts = Image.OPEN[name][1]
+    return accepts is not None and accepts(data[:16]) is True
 
 
 def _is_raw_ycbcr(image: Image.Image) -> bool:
@@ -173,15 +191,31 @@ def _load(image: Image.Image) -> DecodedImage:
         ";16" in str(tile.args) for tile in getattr(image, "tile", ())
     )
     form = image_metadata.file_info(image)
+    scale = _RAW_SCALES.get(str(image.tile[0].args)) if image.format == "PNG" and image.tile else None
     image.load()
     notes = [f"animated: the first of {frames} frames was edited"] if frames > 1 else []
     if is_deep:
         notes.append("levels of 16 bits a channel were read as 8 bits; a grey picture would keep them")
-    loaded = image.copy()
+    loaded = _levels_16_bit(image) if isinstance(image, TiffImageFile) else image.copy()
+    if scale is not None and "transparency" in image.info:
+        clear = np.multiply(image.info["transparency"], scale).astype(int).tolist()
+        loaded.info["transparency"] = tuple(clear) if image.mode == "RGB" else clear
     loaded.info |= form
     if image.format == "TIFF":
         loaded.info["exif"] = image_metadata.tiff_exif(image)
     return DecodedImage(loaded, image.format or "", tuple(notes))
+
+
+def _levels_16_bit(image: TiffImageFile) -> Image.Image:
+    """A copy of a TIFF; grey of more than 8 bits, which Pillow leaves as it is stored, from black 0 to white 65535."""
+    most = 2 ** image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0] - 1
+    is_inverted = image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO
+    if not image.mode.startswith("I;16") or (most == _MOST and not is_inverted):
+        return image.copy()
+    levels = np.asarray(image).astype(np.uint32) * _MOST // most
+    scaled = Image.fromarray((_MOST - levels if is_inverted else levels).astype(np.uint16))
+    scaled.info = dict(image.info)
+    return scaled
 
 
 def read_mask(path: Path | None) -> Image.Image | None:

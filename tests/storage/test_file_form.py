@@ -9,6 +9,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageCms
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.images import decode, encode
@@ -147,6 +148,21 @@ class TestColours:
         assert notes == () and np.abs(np.subtract(seen(again), expected)).max() <= (6 if suffix == ".jpg" else 1)
         assert suffix != ".png" or chunk[0] in written
         assert np.abs(np.subtract(again.getpixel((0, 0)), (200, 100, 50))).max() <= (2 if suffix == ".jpg" else 0)
+
+    @pytest.mark.parametrize("suffix", [".png", ".tif"])
+    def test_those_of_tiff_are_obeyed_and_its_curves_told(self, suffix):
+        tags = ImageFileDirectory_v2()
+        tags[318], tags[319] = (0.3127, 0.329), (0.68, 0.32, 0.265, 0.69, 0.15, 0.06)
+        data = file_of(Image.new("RGB", (64, 64), (200, 100, 50)), "TIFF", tiffinfo=tags)
+        picture = to_editable(decode(data).image)
+        written, notes = encode(picture, suffix)
+        again = to_editable(decode(written).image)
+        assert notes == () and all(
+            np.abs(np.subtract(seen(each), (215, 93, 31))).max() <= 1 for each in (picture, again)
+        )
+        tags[301] = tuple(range(256)) * 3
+        picture = to_editable(decode(file_of(scene(), "TIFF", tiffinfo=tags)).image)
+        assert "TransferFunction" in encode(picture, suffix)[1][0]
 
     @pytest.mark.parametrize("mode", ["L", "LA", "I;16"])
     def test_grey_ones(self, mode):

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fisedit.errors import InputError, MaskError
+from fisedit.storage.canvas import to_editable
 from fisedit.storage.images import decode, decode_mask, encode, read_mask, write_image
 
 
@@ -36,10 +37,40 @@ def test_uncompressed_ycbcr_tiffs_are_named(padding):
         decode(ycbcr_tiff(None)[1] + bytes(padding))
 
 
-def png(depth: int, colour: int, row: bytes) -> bytes:
+def grey_tiff(order: str, photometric: int, bits: int, data: bytes) -> bytes:
+    """A grey TIFF with one row of two pixels."""
+    values = {256: 2, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 1, 279: len(data)}
+    tags = b"".join(struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0) for tag, value in values.items())
+    start = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
+    return start + data + struct.pack(f"{order}H", len(values)) + tags + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("order", "photometric", "bits", "data", "levels"),
+    [
+        ("<", 0, 16, struct.pack("<2H", 0, 65000), [65535, 535]),
+        (">", 0, 16, struct.pack(">2H", 0, 65000), [65535, 535]),
+        ("<", 1, 16, struct.pack("<2H", 0, 65000), [0, 65000]),
+        (">", 1, 16, struct.pack(">2H", 0, 65000), [0, 65000]),
+        ("<", 1, 12, b"\xff\xf0\x00", [65535, 0]),
+        ("<", 0, 8, b"\x00\xff", [255, 0]),
+    ],
+)
+def test_grey_tiffs_are_seen_as_they_say(order, photometric, bits, data, levels):
+    image = decode(grey_tiff(order, photometric, bits, data)).image
+    assert np.asarray(to_editable(image)).tolist() == [levels]
+
+
+def test_a_known_format_of_another_kind_is_named():
+    with pytest.raises(InputError, match="picture must be a whole TIFF of a kind that is read, got another"):
+        decode(grey_tiff(">", 1, 12, bytes(3)))
+
+
+def png(depth: int, colour: int, row: bytes, *, clear: bytes = b"") -> bytes:
     """A PNG of one pixel."""
     header = struct.pack(">IIBBBBB", 1, 1, depth, colour, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"tRNS", clear), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b""))
+    chunks = tuple(chunk for chunk in chunks if chunk != (b"tRNS", b""))
     parts = (
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
@@ -52,6 +83,28 @@ def test_colours_of_16_bits_are_read_as_8_and_that_is_said():
     assert decode(png(8, 2, bytes((3, 7, 11)))).notes == ()
     grey = decode(png(16, 0, struct.pack(">H", 1000)))
     assert grey.image.getpixel((0, 0)) == 1000 and grey.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("depth", "colour", "samples", "row"),
+    [
+        (1, 0, (1,), b"\x80"),
+        (2, 0, (3,), b"\xc0"),
+        (4, 0, (5,), b"\x50"),
+        (8, 0, (5,), b"\x05"),
+        (8, 2, (1, 2, 3), bytes((1, 2, 3))),
+        (16, 2, (1000, 2000, 65535), struct.pack(">3H", 1000, 2000, 65535)),
+    ],
+)
+def test_a_transparent_colour_of_any_depth_is_clear(depth, colour, samples, row):
+    for told, alpha in ((samples, 0), ((0,) * len(samples), 255)):
+        image = decode(png(depth, colour, row, clear=struct.pack(f">{len(told)}H", *told))).image
+        assert np.asarray(to_editable(image))[0, 0, -1] == alpha
+
+
+def test_a_transparent_level_of_16_bits_is_told():
+    image = to_editable(decode(png(16, 0, struct.pack(">H", 1000), clear=struct.pack(">H", 1000))).image)
+    assert "16-bit grey, 1000" in encode(image, ".png")[1][0] and image.getpixel((0, 0)) == 1000
 
 
 def test_masks_are_turned_as_their_orientation_says():
