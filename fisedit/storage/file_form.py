@@ -31,6 +31,9 @@ _GREY = ("1", "L", "LA", "La", "I", "F")
 _DAMAGED = (AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error, OverflowError)
 
 _HDR, _SIGNED = "its HDR gain map", "its content credentials"
+_RAW_PROFILE, _RAW_EXIF = "raw profile type ", "Raw profile type exif"
+"""How the keywords of such texts begin, and the one that Pillow reads."""
+
 _OPAQUE = "its transparent level (16-bit grey, {}) was read as opaque"
 _CURVE = "its curves (TransferFunction of TIFF) are not read: the model saw it as sRGB"
 _TRANSFER_FUNCTION, _WHITE_POINT, _PRIMARIES = 301, 318, 319
@@ -108,7 +111,14 @@ def owner_form(picture: Image.Image) -> tuple[FileForm, bytes | None]:
     opaque = "" if level is None else _OPAQUE.format(level)
     notes = tuple(dict.fromkeys(filter(None, (*form.notes, colours.note, opaque))))
     jpeg = upright_form(form.jpeg, picture) if form.jpeg else None
-    return replace(form, jpeg=jpeg, notes=notes), colours.profile or profile
+    unread = [f"its {key}" for key in raw_profiles(picture.info) if key != _RAW_EXIF]
+    lost = tuple(dict.fromkeys((*form.lost, *unread)))
+    return replace(form, jpeg=jpeg, notes=notes, lost=lost), colours.profile or profile
+
+
+def raw_profiles(info: Mapping[Any, Any]) -> list[str]:
+    """The keys of a PNG's texts that hold another metadata block in hexadecimal digits, which an edit makes untrue."""
+    return [key for key in info if isinstance(key, str) and key.casefold().startswith(_RAW_PROFILE)]
 
 
 def owner_xmp(packet: bytes, others: frozenset[xmp.Name] | set[xmp.Name]) -> bytes:

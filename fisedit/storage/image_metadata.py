@@ -12,6 +12,7 @@ import json
 import re
 import struct
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,16 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
 from fisedit.storage import making_texts, xmp
-from fisedit.storage.file_form import FORM, FileForm, owner_form, owner_xmp, read_file_form
+from fisedit.storage.file_form import FORM, FileForm, owner_form, owner_xmp, raw_profiles, read_file_form
 from fisedit.storage.stealth_texts import read_stealth
 
 _PARAMETERS, _ORIGIN, _XMP = making_texts.PARAMETERS, "fisedit", "XML:com.adobe.xmp"
 _TEXTS, _BEFORE, _BEFORE_OF_ORIGIN = "texts", "parameters before", "before"
-_OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression", "Raw profile type exif"}
-"""Texts that Pillow adds for a TIFF, or reads as EXIF, and ours."""
+_OTHER_KEYS = {_ORIGIN, _XMP, _BEFORE, "compression"}
+"""Texts that Pillow adds for a TIFF, and ours."""
+
+_EXIF_HEADS, _XMP_HEAD = (b"Exif\0\0", b"II*\0", b"MM\0*"), b"http://ns.adobe.com/xap/1.0/\0"
+"""Beginnings of EXIF and of XMP in a segment of a JPEG, which programs write into a PNG's texts as well."""
 
 _XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\s*[0-9]\s*</tiff:Orientation>')
 _MAX_DPI, _INCH, _JFIF_UNITS = 65_536, 2, (1, 2)
@@ -153,6 +157,35 @@ def file_notes(image: Image.Image) -> tuple[str, ...]:
 def file_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
     """What Pillow's `info` lacks of a file that is opened and not decoded yet, for the `info` of a copy."""
     return {FORM: form} if (form := read_file_form(picture)) != FileForm() else {}
+
+
+def with_raw_profiles(info: Mapping[str | tuple[int, int], Any]) -> dict[str | tuple[int, int], Any]:
+    """Pillow's `info` of a PNG with the EXIF and XMP of its raw profiles in the places where Pillow has them.
+
+    Those are hexadecimal texts of ImageMagick and older ExifTool, of which Pillow reads one name.
+
+    Args:
+        info: As Pillow reads it.
+    """
+    found = dict(info)
+    for key in raw_profiles(info):
+        content = _raw_content(info[key])
+        if content.startswith(_EXIF_HEADS):
+            found.setdefault("exif", content)
+        elif content.startswith(_XMP_HEAD) or b"<x:xmpmeta" in content:
+            found.setdefault("xmp", content.removeprefix(_XMP_HEAD))
+        else:
+            continue
+        del found[key]
+    return found
+
+
+def _raw_content(text: object) -> bytes:
+    """The bytes of a raw profile: behind an empty line, its name and its length; b"" if it is damaged."""
+    try:
+        return bytes.fromhex("".join(str(text).split("\n")[3:]))
+    except ValueError:
+        return b""
 
 
 def save_options(image: Image.Image, kind: str, metadata: Metadata) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -356,7 +389,8 @@ def _to_bytes(exif: Image.Exif) -> bytes:
 def _texts(picture: Image.Image) -> dict[str, str]:
     """A PNG's texts but for ours, from Pillow's `info`."""
     found = {key: str(text) for key, text in picture.info.items() if isinstance(key, str) and isinstance(text, str)}
-    return {key: text for key, text in found.items() if key not in _OTHER_KEYS and 0 < len(key.encode()) < 80}
+    others = _OTHER_KEYS | set(raw_profiles(found))
+    return {key: text for key, text in found.items() if key not in others and 0 < len(key.encode()) < 80}
 
 
 def _text_or_empty(text: object) -> str:

@@ -200,7 +200,7 @@ def _load(image: Image.Image) -> DecodedImage:
     if scale is not None and "transparency" in image.info:
         clear = np.multiply(image.info["transparency"], scale).astype(int).tolist()
         loaded.info["transparency"] = tuple(clear) if image.mode == "RGB" else clear
-    loaded.info |= form
+    loaded.info = image_metadata.with_raw_profiles(loaded.info) | form
     if image.format == "TIFF":
         loaded.info["exif"] = image_metadata.tiff_exif(image)
     return DecodedImage(loaded, image.format or "", tuple(notes))

@@ -48,12 +48,25 @@ def test_metadata_that_was_read_once_is_read_again_as_it_is():
     assert again.info["texts"] == {"Author": "A. N. Other"} and parameters_before(again).startswith("a cat")
 
 
-def test_exif_in_a_text_of_a_png_turns_it_once():
-    """ImageMagick writes EXIF so."""
+RAW_XMP = b"http://ns.adobe.com/xap/1.0/\0" + XMP % (b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "xmp"),
+    [("exif", b"Exif\0\0", b""), ("APP1", b"Exif\0\0", b""), ("exif", b"", RAW_XMP), ("EXIF", b"", RAW_XMP[29:])],
+)
+def test_raw_profiles_of_a_png_are_read_once(name, head, xmp):
+    """ImageMagick and older ExifTool write EXIF and XMP so."""
     file, texts, exif = BytesIO(), PngInfo(), Image.Exif()
-    exif[0x0112] = 6
-    data = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
-    texts.add_text("Raw profile type exif", f"\nexif\n{len(data)}\n{data.hex()}\n")
+    exif[0x0112], exif[0x010E] = 6, "mine"
+    profiles = {name: head + exif.tobytes().removeprefix(b"Exif\0\0"), "xmp": xmp, "iptc": b"8BIM"}
+    for kind, data in profiles.items():
+        if data:
+            texts.add_text(f"Raw profile type {kind}", f"\n{kind}\n{len(data):8}\n{data.hex()}\n")
     Image.new("RGB", (40, 20)).save(file, "PNG", pnginfo=texts)
     picture = to_editable(decode(file.getvalue()).image)
-    assert picture.size == to_editable(decode(encode(picture, ".png")[0]).image).size == (20, 40)
+    written, notes = encode(picture, ".png")
+    again = decode(written).image
+    assert picture.size == to_editable(again).size == (20, 40) and not any(key.startswith("Raw") for key in again.info)
+    assert again.getexif()[0x010E] == "mine" and (b"kept" in again.info.get("xmp", b"")) == bool(xmp)
+    assert notes == ("left out, as it does not fit the edited picture: its Raw profile type iptc",)
