@@ -57,7 +57,7 @@ _OTHER_PARTS: Mapping[str, str] = {
 _PROVENANCE = ("http://purl.org/dc/terms/", "provenance")
 _FILM, _THUMBNAILS = ("MotionPhoto", "MicroVideo"), ("http://ns.adobe.com/xap/1.0/", "Thumbnails")
 _GAIN_MAP_SEGMENT, _CREDENTIALS_SEGMENT = b"urn:iso:std:iso:ts:21496:-1", b"c2pa"
-_IPTC = 0x0404
+_IPTC, _IPTC_BLOCK = 0x0404, b"8BIM\x04\x04"
 _UNCALIBRATED, _ADOBE_RGB = 0xFFFF, 2
 _INTEROP_OF_ADOBE_RGB = "R03"
 
@@ -149,7 +149,12 @@ def _lost_by_xmp(packet: object) -> list[str]:
 
 
 def _lost_segments(picture: Image.Image) -> list[str]:
-    """Parts of a JPEG that are not written again."""
+    """Parts of a JPEG, or tags of a TIFF, that are not written again."""
+    if isinstance(picture, TiffImageFile):
+        tags = picture.tag_v2
+        resources = tags.get(ExifTags.Base.ImageResources, b"")
+        has_iptc = ExifTags.Base.IPTCNAA in tags or (isinstance(resources, bytes) and _IPTC_BLOCK in resources)
+        return ["its IPTC"] if has_iptc else []
     if not isinstance(picture, JpegImageFile):
         return []
     segments = [content for _, content in picture.applist]

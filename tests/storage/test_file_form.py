@@ -82,6 +82,8 @@ class TestClaims:
             (with_segment(file_of(scene(), "JPEG"), 0xE2, b"urn:iso:std:iso:ts:21496:-1\0\0\0"), "HDR gain map"),
             (with_segment(file_of(scene(), "JPEG"), 0xEB, b"JP\0\1\0\0\0\1\0\0jumbc2pa"), "content credentials"),
             (with_segment(file_of(scene(), "JPEG"), 0xED, b"Photoshop 3.0\0008BIM\4\4\0\0\0\0\0\2ab"), "IPTC"),
+            (file_of(scene(), "TIFF", tiffinfo={33723: b"\x1c\x02t\0\1a"}), "IPTC"),
+            (file_of(scene(), "TIFF", tiffinfo={34377: b"8BIM\4\4\0\0\0\0\0\2ab"}), "IPTC"),
             (with_chunk(file_of(scene()), b"caBX", b"jumbc2pa"), "content credentials"),
             (file_of(scene(), "MPO", save_all=True, append_images=[scene()]), "pictures behind the first: 1"),
         ],
