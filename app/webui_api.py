@@ -19,7 +19,7 @@ from app import views
 from app.validation import SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError
 from fisedit.storage import images
-from fisedit.values import Quality, SchedulerName
+from fisedit.values import Quality, SchedulerName, web_ui_scheduler
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 PREFIX = "/sdapi/v1"
 MAX_PICTURES = 8
 """Pictures of one request."""
-
-_PLAIN = {"automatic", "normal", "default", ""}
-"""Noise schedules that name no other sampler."""
 
 
 def router(pictures: "ProgramPictures") -> APIRouter:
@@ -158,9 +155,8 @@ class WebuiApi:
 
 def _scheduler(asked: dict[str, Any]) -> str:
     """The sampler of `sampler_name` and `scheduler`, which web UIs name apart since 1.9."""
-    name, noise = _text(asked, "sampler_name") or _text(asked, "sampler_index"), _text(asked, "scheduler")
-    named = noise.casefold() in _PLAIN or name.casefold().endswith(noise.casefold())
-    return (name if named else f"{name} {noise}") or "ddim"
+    name = _text(asked, "sampler_name") or _text(asked, "sampler_index")
+    return web_ui_scheduler(name, _text(asked, "scheduler")) or "ddim"
 
 
 def _text(asked: dict[str, Any], name: str) -> str:
