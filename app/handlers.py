@@ -18,6 +18,7 @@ from app.validation import (
     PartNotOpened,
     RegionSettings,
     SourceSettings,
+    apply_lora_tags,
     check_extension,
     check_region,
     check_settings,
@@ -87,7 +88,8 @@ def generate(
         Busy: the session is at work.
         Cancelled: it was stopped.
     """
-    text, choice = clean_prompt(prompt), state.select(check_settings(settings))
+    text, settings = apply_lora_tags(prompt, settings)
+    text, choice = clean_prompt(text), state.select(check_settings(settings))
     arguments = source_arguments(settings, choice) | {"scheduler": settings.scheduler}
     add_conditions = condition_arguments(state, conditions)
 
@@ -122,7 +124,8 @@ def open_picture(
         Cancelled: it was stopped.
     """
     picture, settings = decode_picture(data), settings or SourceSettings()
-    text = None if isinstance(prompt, str) and not prompt.strip() else clean_prompt(prompt)
+    words, settings = apply_lora_tags(prompt, settings)
+    text = None if isinstance(words, str) and not words.strip() else clean_prompt(words)
     choice = state.select(check_settings(settings))
     arguments = source_arguments(settings, choice)
 

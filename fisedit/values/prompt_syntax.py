@@ -1,7 +1,7 @@
-r"""Finds what web UIs read in a prompt and no text encoder does: tags of LoRAs, words that change with the steps, choices.
+r"""Finds what web UIs read in a prompt and no text encoder does: tags of LoRAs, changes with the steps, choices.
 
-A tag of a LoRA is taken out; all else is refused by name, for a text encoder would read it as words. Weights, `(cat:1.2)`
-and `[cat]`, are read by `models.prompt_weighting`, and BREAK by `models.prompt_chunks`. Pure text.
+A tag of a LoRA is taken out; all else is refused by name, for a text encoder would read it as words. Weights,
+`(cat:1.2)` and `[cat]`, are read by `models.prompt_weighting`, and BREAK by `models.prompt_chunks`. Pure text.
 """
 
 from __future__ import annotations
