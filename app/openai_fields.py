@@ -10,7 +10,7 @@ from app.request_fields import IDLE, OBEYED, REFUSED, TOLD, Field, FieldTable
 _GIF = "of `output_format` gif, which is refused"
 
 _BOTH = (
-    Field("prompt", OBEYED, "`<lora:name:0.8>` applies an offered LoRA; see prompts"),
+    Field("prompt", OBEYED, "`<lora:name:0.8>` applies an offered LoRA"),
     Field("model", OBEYED, "a model of `/v1/models`; told if it is not offered, and the first one paints"),
     Field("n", OBEYED, "1 to 8"),
     Field("seed", OBEYED, "ours: of the first picture; -1 or none draws a new one, which `data` tells"),

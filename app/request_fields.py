@@ -6,7 +6,7 @@ table in docs/app.md is made of these. Knows JSON values; neither routes nor pic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -68,11 +68,15 @@ class FieldTable:
     Args:
         fields: all that are known.
         prefix: of their names in messages, such as "override_settings.".
+
+    Attributes:
+        fields: by name.
+        prefix: the same.
     """
 
     def __init__(self, fields: Sequence[Field], prefix: str = "") -> None:
         self.fields = {each.name: each for each in fields}
-        self._prefix = prefix
+        self.prefix = prefix
 
     def notes_on(self, given: Given) -> tuple[str, ...]:
         """Notes on what is given and not read. Raises InputError for what is refused."""
@@ -84,22 +88,34 @@ class FieldTable:
         """The fields that the route may read."""
         return Obeyed(self, given)
 
-    def rows(self) -> Iterator[str]:
-        """Rows of a Markdown table: the name, how it is handled, and what is done."""
-        for each in self.fields.values():
-            yield f"| `{self._prefix}{each.name}` | {each.handling} | {each.why} |"
-
     def _note(self, name: str, value: object, given: Given) -> str:
         known, got = self.fields.get(name), f"got {as_text(value, 40)}"
         if known is None:
             shown = as_text(name, 60).strip("'")
-            return "" if value in (*_NOTHING, -1) else f"{self._prefix}{shown} is not known here and not read, {got}"
+            return "" if value in (*_NOTHING, -1) else f"{self.prefix}{shown} is not known here and not read, {got}"
         needed = self.fields.get(known.needs)
         if not known.asks(value) or (needed is not None and not needed.asks(given.get(needed.name))):
             return ""
         if known.handling is REFUSED:
-            raise InputError(f"{self._prefix}{name} is not supported, {got}; {known.why}")
-        return f"{self._prefix}{name} is not read, {got}: {known.why}" if known.handling is TOLD else ""
+            raise InputError(f"{self.prefix}{name} is not supported, {got}; {known.why}")
+        return f"{self.prefix}{name} is not read, {got}: {known.why}" if known.handling is TOLD else ""
+
+
+def as_markdown(tables: Mapping[str, FieldTable]) -> str:
+    """A Markdown table of all fields.
+
+    Args:
+        tables: routes and their fields.
+    """
+    routes: dict[tuple[str, str, str], list[str]] = {}
+    for route, table in tables.items():
+        for each in table.fields.values():
+            routes.setdefault((table.prefix + each.name, each.handling, each.why), []).append(route)
+    rows = [
+        f"| `{name}` | {'all' if len(found) == len(tables) else ', '.join(found)} | {handling} | {why} |"
+        for (name, handling, why), found in routes.items()
+    ]
+    return "\n".join(["| field | of | is | |", "|---|---|---|---|", *rows])
 
 
 class Obeyed:

@@ -49,7 +49,7 @@ OVERRIDES = FieldTable(
 """Fields of `override_settings`."""
 
 _BOTH = (
-    Field("prompt", OBEYED, "`<lora:name:0.8>` applies an offered LoRA; see prompts"),
+    Field("prompt", OBEYED, "`<lora:name:0.8>` applies an offered LoRA"),
     Field("negative_prompt", OBEYED, "of new pictures and of opened ones"),
     Field("seed", OBEYED, "-1, null or none draws a new one, which `info` tells"),
     Field("sampler_name", OBEYED, "a name of `samplers`; without it DDIM"),
