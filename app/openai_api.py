@@ -165,7 +165,7 @@ class AnswerFormat:
         """
         encoded = [self._encode(one.data) for one in made]
         told = [*notes, *(note for one in made for note in one.notes), *(note for _, more in encoded for note in more)]
-        common = {"background": "opaque", "output_format": self._format, "quality": "auto"}
+        common: dict[str, Any] = {"background": "opaque", "output_format": self._format, "quality": "auto"}
         common |= {"notes": list(dict.fromkeys(told))} if told else {}
         data = [
             {"b64_json": base64.b64encode(file).decode(), "seed": one.config.seed}

@@ -32,7 +32,7 @@ from app.validation import (
 )
 from fisedit import Region
 from fisedit.errors import Cancelled, as_text
-from fisedit.values.prompt_syntax import check_syntax
+from fisedit.values.prompt_syntax import check_syntax, without_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -178,22 +178,24 @@ class ProgramPictures:
                 with self._edit_lock(session):
                     request.raise_if_stopped()
                     known = next((each for each in reversed(session.history[:]) if _digest(each.image) == digest), None)
-                    opened: EditResult | None = None
+                    notes: tuple[str, ...] = ()
                     is_like_it = known is None or self._has_loras(known, settings)
                     if known is not None and is_like_it and _make_room(session, known):
                         history.checkout(session, known.id)
+                        notes = self._notes_on_known(known, source_prompt, settings)
                     else:
                         if len(session.history):
                             request.session = session = self.state.program_session()
                         shown = source_prompt or ("" if known is None else known.prompt)
                         part = None if region.add is None else Region.mask(region.add)
-                        opened = self._last(handlers.open_picture(self.state, session, data, shown, settings, part))
+                        opening = handlers.open_picture(self.state, session, data, shown, settings, part)
+                        notes = self._last(opening).stats.notes
                         if is_like_it:
                             self._remember(digest, session)
                     own_noise = not keeps or text == session.current.prompt
                     chosen = replace(region, seed=settings.seed) if own_noise else region
                     result = self._last(handlers.edit(self.state, session, text, chosen))
-                    return self._finished(session, result, () if opened is None else opened.stats.notes)
+                    return self._finished(session, result, notes)
 
             return request.collect(make, all_settings)
 
@@ -216,6 +218,16 @@ class ProgramPictures:
         """Whether a result was made with the LoRAs of settings, or these name none."""
         offered = self.state.pool.loras
         return not settings.loras or offered.select(settings.loras) == offered.select_recorded(result.config.loras)
+
+    def _notes_on_known(self, known: EditResult, source_prompt: str, settings: SourceSettings) -> tuple[str, ...]:
+        """Notes on what a picture that is known says itself: what it shows, and its LoRAs."""
+        notes, loras = list[str](), self.state.pool.loras.as_text(known.config.loras)
+        if source_prompt.strip() and without_loras(source_prompt) != known.prompt:
+            got, shown = as_text(source_prompt), as_text(known.prompt)
+            notes.append(f"source_prompt is not read, got {got}: the picture is known, and shows {shown}")
+        if loras and not settings.loras:
+            notes.append(f"painted with {loras}, as the picture was made")
+        return tuple(notes)
 
     def _finished(self, session: Session, result: EditResult, notes: tuple[str, ...] = ()) -> ProgramPicture:
         """The result, whose pixels name the session from now on.

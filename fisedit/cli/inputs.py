@@ -98,6 +98,7 @@ def check_settings(context: typer.Context) -> None:
 
     given = context.params
     config = check_config(given, given["inversion"] if given.get("picture") else None)
+    check_syntax(config.negative_prompt, "negative_prompt")
     if given["prompt"] is not None:
         check_syntax(check_prompt(given["prompt"]))
     parse_adapters(given)
