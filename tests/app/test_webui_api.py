@@ -15,7 +15,7 @@ from PIL import Image
 
 from fisedit.storage import image_metadata, provenance
 from fisedit.values import SchedulerName
-from tests.support.app.requests import CAT, DOG
+from tests.support.app.requests import CAT, DOG, FOX, png
 
 SMALL = {"width": 64, "height": 64, "steps": 3, "cfg_scale": 4.0}
 
@@ -83,13 +83,14 @@ def test_what_an_edit_has_from_its_picture_is_told(client):
     source = client.txt2img(prompt=CAT, seed=7, **SMALL)
     assert source.info["notes"] == [] and client.txt2img(prompt=CAT, seed=None, **SMALL).info["seed"] >= 0
     asked = {**SMALL, "steps": 20, "width": 512, "sampler_name": "Euler a", "negative_prompt": "snow"}
-    notes = client.img2img(images=[source.image], prompt=DOG, mask_image=left_half(), mask_blur=9, **asked).info[
-        "notes"
-    ]
+    edit = {"images": [source.image], "prompt": DOG, "mask_image": left_half()}
+    notes = client.img2img(**edit, mask_blur=9, **asked).info["notes"]
     told = ["steps is 3, not 20", "negative_prompt is '', not 'snow'", "width is 64, not 512"]
     assert all(any(note.startswith(each) for note in notes) for each in told), notes
     assert any("sampler_name is 'DDIM', not 'Euler a'" in note for note in notes)
     assert "mask_blur is not read, got 9: an edit keeps every pixel outside the mask" in notes
+    sent = {"init_images": [base64.b64encode(png(source.image)).decode()], "prompt": DOG, "source_prompt": FOX}
+    assert "source_prompt is not read, got" in httpx.post(f"{client.baseurl}/img2img", json=sent).json()["info"]
 
 
 def test_a_schedule_that_is_not_chosen_is_the_samplers_own(client):
