@@ -95,6 +95,10 @@ def test_tags_in_a_prompt(state, session):
     wanted = last(handlers.generate(state, session, CAT, INK))
     tagged = last(handlers.generate(state, session, f"{CAT} <lora:ink:0.6>", PLAIN))
     assert same(tagged, wanted) and tagged.config == wanted.config and tagged.prompt == CAT
+    edit = last(handlers.edit(state, session, f"{DOG} <lora:ink:0.6>"))
+    assert edit.prompt == DOG and edit.config.loras == wanted.config.loras
+    with pytest.raises(InputError, match="an edit has its picture's LoRAs, ink at 0.6, got tags of oil"):
+        last(handlers.edit(state, session, f"{CAT} <lora:oil:1>"))
     for prompt, settings, message in (
         (f"{CAT} <lora:nothere:1>", PLAIN, "lora must be one of ink, oil, got 'nothere'"),
         (f"{CAT} <lora:ink:1>", INK, "the LoRA ink must have one scale, got 1 and 0.6"),
