@@ -38,7 +38,6 @@ from fisedit.values import (
     make_generation_config,
     parse_adapter_references,
 )
-from fisedit.values.prompt_syntax import without_loras
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -247,7 +246,6 @@ def parse_origin(metadata: Metadata) -> Origin:
     if not metadata.parameters:
         raise InputError("the picture says nothing of how it was made; edit it as --picture")
     prompt, settings = parse_parameters(metadata.parameters)
-    prompt = without_loras(prompt)  # which are no words; the picture is opened without them
     negative, defaults = {"negative_prompt": settings["negative_prompt"]}, dict(FOREIGN_DEFAULTS)
     few = settings.get("scheduler") in _DISTILLED or settings.get("num_inference_steps", _MIN_STEPS) < _MIN_STEPS
     unused = {"width", "height"} | ({"num_inference_steps", "guidance_scale"} if few else set())

@@ -1,7 +1,7 @@
 r"""Finds what web UIs read in a prompt and no text encoder does: tags of LoRAs, changes with the steps, choices.
 
-A tag of a LoRA is taken out; all else is refused by name, for a text encoder would read it as words. Weights,
-`(cat:1.2)` and `[cat]`, are read by `models.prompt_weighting`, and BREAK by `models.prompt_chunks`. Pure text.
+A tag of a LoRA is no word, and is applied or told; all else is refused by name, for a text encoder would read it.
+Weights, `(cat:1.2)` and `[cat]`, are read by `models.prompt_weighting`, and BREAK by `models.prompt_chunks`. Pure text.
 """
 
 from __future__ import annotations
@@ -57,11 +57,28 @@ def without_loras(prompt: str) -> str:
     return _TAG.sub(lambda tag: "" if _is_lora(tag) else tag[0], prompt).strip()
 
 
+def blank_loras(prompt: str) -> str:
+    """Return a prompt with spaces in place of the tags of LoRAs, so that every other letter keeps its place."""
+    return _TAG.sub(lambda tag: " " * len(tag[0]) if _is_lora(tag) else tag[0], prompt)
+
+
+def lora_notes(prompt: str, name: str = "prompt") -> tuple[str, ...]:
+    """Return notes on the tags of LoRAs in a prompt, which are not applied there.
+
+    Args:
+        prompt: any text.
+        name: for the notes.
+    """
+    why = "LoRAs count as they are loaded, by load_lora, --lora or the app's list"
+    tags = [tag[0] for tag in _TAG.finditer(prompt) if _is_lora(tag)]
+    return tuple(f"the {name} has {tag:.80}, which is not applied: {why}" for tag in tags)
+
+
 def check_syntax(prompt: str, name: str = "prompt") -> None:
     """Raise PromptError for the first part of a prompt that web UIs read and nothing here does.
 
     Args:
-        prompt: any text, without the tags of LoRAs that are applied.
+        prompt: any text.
         name: for the message.
     """
     for found, reason in _unread(prompt):
@@ -70,10 +87,9 @@ def check_syntax(prompt: str, name: str = "prompt") -> None:
 
 def _unread(prompt: str) -> Iterator[tuple[str, str]]:
     """What is not read, and why."""
+    prompt = blank_loras(prompt)
     for tag in _TAG.finditer(prompt):
-        is_lora = tag[1].casefold() in _LORA_TAGS
-        lora = "names a LoRA; load it (load_lora, --lora, or the app's list) and leave the tag out"
-        yield tag[0], lora if is_lora else f"names a {tag[1]}, which is not supported; leave it out"
+        yield tag[0], f"names a {tag[1]}, which is not supported; leave it out"
     for pattern, reason in _PATTERNS:
         for found in pattern.finditer(prompt):
             yield found[0], reason

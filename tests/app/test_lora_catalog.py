@@ -97,7 +97,7 @@ def test_tags_in_a_prompt(state, session):
     assert same(tagged, wanted) and tagged.config == wanted.config and tagged.prompt == CAT
     edit = last(handlers.edit(state, session, f"{DOG} <lora:ink:0.6>"))
     assert edit.prompt == DOG and edit.config.loras == wanted.config.loras
-    with pytest.raises(InputError, match="an edit has its picture's LoRAs, ink at 0.6, got tags of oil"):
+    with pytest.raises(InputError, match=r"an edit has its picture's LoRAs, ink at 0.6, got tags of oil"):
         last(handlers.edit(state, session, f"{CAT} <lora:oil:1>"))
     for prompt, settings, message in (
         (f"{CAT} <lora:nothere:1>", PLAIN, "lora must be one of ink, oil, got 'nothere'"),

@@ -78,7 +78,7 @@ GENERATE = [
     ({"prompt": None}, PromptError, "prompt must be text, got NoneType"),
     ({"prompt": "a cat \udcff"}, PromptError, "prompt must be Unicode text, got 'a cat .udcff'; remove"),
     ({"negative_prompt": "\ud800"}, PromptError, "negative_prompt must be Unicode text"),
-    ({"prompt": "a cat <lora:ink:1>"}, PromptError, "prompt has <lora:ink:1>, which names a LoRA; load it"),
+    ({"prompt": "a cat <hypernet:ink:1>"}, PromptError, "prompt has <hypernet:ink:1>, which names a hypernet"),
     ({"negative_prompt": "[a|b]"}, PromptError, r"negative_prompt has \[a|b\], which changes with every step"),
     ({"prompt": ["a cat"]}, PromptError, "prompt must be text, got list"),
     ({"negative_prompt": None}, PromptError, "negative_prompt must be text, got NoneType"),

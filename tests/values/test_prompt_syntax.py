@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fisedit.errors import PromptError
-from fisedit.values.prompt_syntax import check_syntax, take_loras, without_loras
+from fisedit.values.prompt_syntax import blank_loras, check_syntax, lora_notes, take_loras, without_loras
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,17 @@ def test_other_tags_of_loras_are_refused(tag):
     assert without_loras(f"a cat {tag}") == "a cat"
 
 
+def test_tags_that_are_not_applied_are_told_and_are_no_words():
+    prompt = "a <lora:ink:(0.8)>cat <lyco:[a|b]> <cat-toy>"
+    assert blank_loras(prompt) == f"a {' ' * 16}cat {' ' * 12} <cat-toy>" and len(blank_loras(prompt)) == len(prompt)
+    told = [note.partition(", ")[0] for note in lora_notes(prompt, "prompt")]
+    assert told == ["the prompt has <lora:ink:(0.8)>", "the prompt has <lyco:[a|b]>"]
+    check_syntax(prompt)
+
+
 @pytest.mark.parametrize(
     ("prompt", "named"),
     [
-        ("a cat <lora:ink:0.8>", "<lora:ink:0.8>"),
         ("a cat <hypernet:anime:1>", "<hypernet:anime:1>"),
         ("a [cat:dog:0.5] on a beach", "[cat:dog:0.5]"),
         ("a [cat:10]", "[cat:10]"),
