@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import fromarray
 
-from app.edit_arguments import condition_arguments, region_arguments, region_of
+from app.edit_arguments import condition_arguments, edit_prompt, region_arguments, region_of
 from app.handlers import on_its_part
 from app.runs import RunProgress, RunRequest, part_of, stream_run
-from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region, clean_prompt
+from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region
 from fisedit import Region
 from fisedit.errors import Cancelled, InputError
 from fisedit.values import cell_pixels
@@ -49,7 +49,7 @@ def vary(
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    text, region = edit_prompt(state, session, prompt), check_region(region or RegionSettings())
     shown = parent = session.current
     if text == shown.prompt and region.marked is None:
         if shown.parent is None:

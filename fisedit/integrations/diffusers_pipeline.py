@@ -70,6 +70,7 @@ _VARIANTS: Mapping[SchedulerName, Mapping[tuple[str, ...], SchedulerName]] = {
         ("karras",): SchedulerName.DPM_SOLVER_KARRAS,
         ("sde",): SchedulerName.DPM_SOLVER_SDE,
         ("karras", "sde"): SchedulerName.DPM_SOLVER_SDE_KARRAS,
+        ("exponential", "sde"): SchedulerName.DPM_SOLVER_SDE_EXPONENTIAL,
     },
 }
 """Scheduler -> settings that make it another one -> that one."""

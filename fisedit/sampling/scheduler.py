@@ -32,6 +32,7 @@ from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 _SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 _PLAIN, _TRAILING = dict.fromkeys(_SIGMAS, False), {"timestep_spacing": "trailing"}
 _KARRAS = _PLAIN | {"use_karras_sigmas": True}
+_EXPONENTIAL = _PLAIN | {"use_exponential_sigmas": True}
 _ODE, _SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
 _UNEVEN = {"lower_order_final": True}  # two evaluations a step of the second order do not divide every number of steps
 
@@ -42,6 +43,7 @@ SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
     SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _ODE),
     SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _PLAIN | _SDE),
     SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _SDE),
+    SchedulerName.DPM_SOLVER_SDE_EXPONENTIAL: (DPMSolverMultistepScheduler, _EXPONENTIAL | _SDE),
     SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _PLAIN | _SDE | _UNEVEN),
     SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _KARRAS | _SDE | _UNEVEN),
     SchedulerName.EULER: (EulerDiscreteScheduler, _PLAIN),

@@ -65,7 +65,7 @@ from fisedit.values.generation_config import (
     make_lora_entry,
     parse_adapter_references,
 )
-from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps
+from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps, web_ui_scheduler
 from fisedit.values.text_edit import EditKind, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
@@ -127,4 +127,5 @@ __all__ = [
     "parse_adapter_references",
     "soft_levels",
     "strength_for_start",
+    "web_ui_scheduler",
 ]

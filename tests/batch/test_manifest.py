@@ -97,6 +97,10 @@ class TestBeforeTheModelLoads:
         early(*given).refused("input", *words)
         assert tree(tmp_path) == before
 
+    def test_syntax_that_is_not_read(self, fisedit):
+        call = fisedit("batch", "in", "out", "--prompt", "a [cat|dog]")
+        call.refused("prompt", "--prompt has [cat|dog], which changes with every step")
+
     def test_the_model_itself(self, early, tmp_path):
         early("in", "out", *SAID).refused("model", "./nowhere")
         assert not (tmp_path / "out").exists()

@@ -79,6 +79,7 @@ class TestUsage:
         ("arguments", "code", "message"),
         [
             (["generate", " "], "prompt", "prompt must say something"),
+            (["generate", "a [cat:dog:0.5]"], "prompt", "prompt has [cat:dog:0.5], which changes at a step"),
             (
                 ["generate", "a cat", "--num-inference-steps", "0"],
                 "input",

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fisedit import Cancelled, Editor
+from fisedit import Cancelled, Editor, Region
 from fisedit.errors import AdapterError, InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
 from fisedit.pipeline import EditPipeline
 from fisedit.storage.canvas import to_editable
@@ -78,6 +78,8 @@ GENERATE = [
     ({"prompt": None}, PromptError, "prompt must be text, got NoneType"),
     ({"prompt": "a cat \udcff"}, PromptError, "prompt must be Unicode text, got 'a cat .udcff'; remove"),
     ({"negative_prompt": "\ud800"}, PromptError, "negative_prompt must be Unicode text"),
+    ({"prompt": "a cat <hypernet:ink:1>"}, PromptError, "prompt has <hypernet:ink:1>, which names a hypernet"),
+    ({"negative_prompt": "[a|b]"}, PromptError, r"negative_prompt has \[a|b\], which changes with every step"),
     ({"prompt": ["a cat"]}, PromptError, "prompt must be text, got list"),
     ({"negative_prompt": None}, PromptError, "negative_prompt must be text, got NoneType"),
     ({"num_inference_steps": 0}, InputError, r"num_inference_steps must be a whole number in \[1, 999\], got 0"),
@@ -105,6 +107,8 @@ GENERATE = [
 EDIT = [
     ({"prompt": ""}, PromptError, "prompt must say something"),
     ({"prompt": 7}, PromptError, "prompt must be text, got int"),
+    ({"prompt": "a dog AND a cake"}, PromptError, "prompt has AND, which joins pictures of several prompts"),
+    ({"regions": [(Region.box(0, 0, 64, 64), "{a|b}")]}, PromptError, r"prompt has \{a\|b\}, which chooses at random"),
     ({"mask": np.ones((15, 16), bool)}, MaskError, "mask must have the picture's 128x128 pixels"),
     ({"mask": Image.new("L", (64, 64), 255)}, MaskError, "got 64x64; resize it"),
     ({"mask": "square"}, MaskError, "mask must be a PIL image, a numpy array or an EditMask, got str"),
