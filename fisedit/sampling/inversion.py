@@ -70,7 +70,8 @@ def invert_ddim(
     for i, t in zip(reversed(range(steps)), scheduler.timesteps, strict=True):
         path.insert(0, scheduler.step(prediction, t, path[0]).prev_sample)
         if not path[0].isfinite().all():
-            raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; use dtype fp32")
+            advice = "check the model's weights" if latents.dtype is torch.float32 else "use dtype fp32"
+            raise NumericsError(f"latents turned NaN or infinite at timestep {int(t)}; {advice}")
         prediction = predict(i, path[0])
     return path
 
