@@ -93,17 +93,16 @@ def zero_snr(prediction):
 def test_zero_terminal_snr_is_used_or_refused_by_name(scheduler):
     zero = zero_snr("v_prediction")
     config = config_of(scheduler=scheduler, num_inference_steps=4)
-    try:
-        made = Sampler(config, zero | {"timestep_spacing": "trailing"}, 4, *PLACE)
-    except InputError as error:
-        assert scheduler in ("heun", "pndm", "dpm_sde", "dpm_sde_karras")
-        assert f"know the model's rescale_betas_zero_snr, got {scheduler}; use one of ddim" in str(error)
+    zero["timestep_spacing"] = "trailing"
+    if scheduler in ("heun", "pndm", "dpm_sde", "dpm_sde_karras"):  # diffusers' drop it
+        with pytest.raises(InputError, match=f"the model's rescale_betas_zero_snr, got {scheduler}; use one of ddim"):
+            Sampler(config, zero, 4, *PLACE)
     else:
-        assert made._scheduler.alphas_cumprod[-1] < 1e-6
+        assert Sampler(config, zero, 4, *PLACE)._scheduler.alphas_cumprod[-1] < 1e-6
 
 
 def test_noise_alone_is_not_told_from_a_picture():
     zero = zero_snr("epsilon")
-    with pytest.raises(InputError, match="v_prediction where .* tcd begins at timestep 999, got epsilon; correct the"):
+    with pytest.raises(InputError, match=r"v_prediction where .* tcd begins at timestep 999, got epsilon; correct the"):
         Sampler(config_of(scheduler="tcd", num_inference_steps=4), zero, 4, *PLACE)
     Sampler(config_of(scheduler="ddim", num_inference_steps=4), zero, 4, *PLACE)  # begins at 751
