@@ -119,7 +119,7 @@ class Renderer(EditRequests):
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
     def _parts(self) -> list[Module]:
-        """What of the model has weights that pictures are made with."""
+        """The parts of the model with weights that pictures are made with."""
         pipe = self.engine.pipe
         return [part for part in (pipe.unet, pipe.vae, pipe.text_encoder) if part is not None]
 

@@ -70,7 +70,7 @@ def apply(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     """A norm of a map, by `group_norm` where torch's own is not exact: of channels_last maps on a CPU.
 
     Args:
-        norm: Whose groups and weights are used.
+        norm: A norm, for its groups and weights.
         x: [B, C, ...].
     """
     if x.device.type != "cpu" or x.is_contiguous() or torch.compiler.is_compiling():
@@ -91,7 +91,7 @@ def stabilise(model: nn.Module) -> None:
     """Let a model's norms hold for flat maps; their weights and names stay.
 
     Args:
-        model: Whose norms become `StableGroupNorm`s.
+        model: A model; its norms become `StableGroupNorm`s.
     """
     for norm in plain_norms(model):
         norm.__class__ = StableGroupNorm

@@ -52,7 +52,7 @@ class _Seen:
         numbers: all samples in one.
         files: mapped file -> its inode, size and time of change.
         gone: samples of LoRAs that were taken out.
-        changes: how often weights were found changed.
+        changes: number of times that weights were found changed.
     """
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ _seen: WeakKeyDictionary[nn.Module, _Seen] = WeakKeyDictionary()
 
 
 def count_changes(module: nn.Module) -> int:
-    """How often a module's weights were found changed by this function; a LoRA that is added is no change.
+    """Count how often a module's weights were found changed by this function; a LoRA that is added is no change.
 
     Args:
         module: A model, whose weights lie on one device.
@@ -153,7 +153,7 @@ def _compare(before: _Seen | None, now: _Seen) -> None:
 
 
 def _is_other(name: str, before: _Weight, now: _Weight) -> bool:
-    """Whether a weight is another one; a LoRA that is loaded again and an embedding with more or fewer rows are not."""
+    """Return whether a weight is another one; a LoRA loaded again and an embedding with more or fewer rows are not."""
     lengths = len(before.sample), len(now.sample)
     one, other = before.sample[: min(lengths)], now.sample[: min(lengths)]
     if one.dtype is not other.dtype or not torch.equal(one.to(other.device), other):
@@ -167,7 +167,7 @@ def check_files(module: nn.Module) -> None:
     """Check the files that a module's weights are mapped from; what takes a file's place leaves its mapping alone.
 
     Args:
-        module: As `count_changes` saw it.
+        module: The one that `count_changes` saw.
 
     Raises:
         ModelError: One of them was written to in place.
@@ -181,7 +181,8 @@ def check_files(module: nn.Module) -> None:
 def _mapped_files(weights: Iterable[Tensor]) -> dict[str, tuple[int, ...]]:
     """Files that weights on the CPU are mapped from, on Linux."""
     maps = [line.split(maxsplit=5) for line in _MAPS.read_text().splitlines()] if _MAPS.exists() else []
-    ranges = [(*(int(end, 16) for end in one[0].split("-")), one[5]) for one in maps if one[5:] and one[4] != "0"]
+    named = [(one[0].split("-"), one[5]) for one in maps if one[5:] and one[4] != "0"]  # inode 0: of no file
+    ranges = [(int(start, 16), int(end, 16), file) for (start, end), file in named]
     starts = [start for start, _, _ in ranges]
     found: dict[str, tuple[int, ...]] = {}
     for address in (weight.data_ptr() for weight in weights if weight.device.type == "cpu"):
