@@ -126,6 +126,7 @@ class Renderer(EditRequests):
     def _check_model(self, request: EditRequest) -> None:
         for part in self._parts():
             check_files(part)
+        self.engine.references.check_files()
         if loras(self.engine.pipe.unet) != request.config.loras:
             raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
