@@ -18,8 +18,9 @@ from fisedit.edit_requests import EditRequest
 from fisedit.errors import MaskError, ModelError, PageError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected
-from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
+from fisedit.models.device import default_torch_state, device_and_dtype, weights_digest
 from fisedit.models.injection import exclusive
+from fisedit.models.weight_changes import count_changes
 from fisedit.planner import EditPlan
 from fisedit.rendering import Job, Renderer, RenderOutput
 from fisedit.sampling.trajectory import Trajectory
@@ -61,12 +62,14 @@ class EditPipeline(Renderer):
         """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
 
         Raises:
-            ModelError: the parts of the pipeline differ in dtype or device, or one was taken out.
+            ModelError: the parts of the pipeline differ in dtype or device, one was taken out, or a file that weights
+                are mapped from was written to.
         """
         pipe = self.engine.pipe
         if pipe.unet is not self.engine.executor.unet:
             raise ModelError("the pipeline has another UNet than this editor was made for; make a new Editor(pipe)")
-        placement, weights = device_and_dtype(pipe), weight_versions(pipe)
+        placement = device_and_dtype(pipe)
+        weights = [count_changes(part) for part in self._parts()]
         if pipe.scheduler is None:
             raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
         model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
@@ -153,7 +156,7 @@ class EditPipeline(Renderer):
         self.restore(request)
         edits = [self._latent_edit(each, plan) for each in requests]
         latents = self.engine.run_clip(self.source(request)[0], edits, self._callback(request), pads)
-        self._check_loras(request)
+        self._check_model(request)
         frames = []
         for each, final in zip(requests, latents, strict=True):
             canvas = self._decode(each, plan, Trajectory(each.config, latents=[final])).image

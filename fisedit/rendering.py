@@ -19,6 +19,7 @@ from fisedit.masking.localize import shared_tokens
 from fisedit.masking.region import Region
 from fisedit.models.device import default_torch_state
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
+from fisedit.models.weight_changes import check_files, count_changes
 from fisedit.planner import EditPlan, Planner
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderKL, StableDiffusionPipeline
     from PIL.Image import Image
     from torch import Tensor
+    from torch.nn import Module
 
     from fisedit.sampling.trajectory_cache import TrajectoryCache
     from fisedit.sparse.feature_codec import FeatureEncoding
@@ -88,6 +90,8 @@ class Renderer(EditRequests):
         self.cache = cache
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
+        for part in self._parts():
+            count_changes(part)  # those before are the model's own
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
@@ -111,12 +115,19 @@ class Renderer(EditRequests):
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
-        self._check_loras(request)
+        self._check_model(request)
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
-    def _check_loras(self, request: EditRequest) -> None:
+    def _parts(self) -> list[Module]:
+        """The parts of the model with weights that pictures are made with."""
         pipe = self.engine.pipe
-        if loras(pipe.unet, pipe.text_encoder) != request.config.loras:
+        return [part for part in (pipe.unet, pipe.vae, pipe.text_encoder) if part is not None]
+
+    def _check_model(self, request: EditRequest) -> None:
+        for part in self._parts():
+            check_files(part)
+        self.engine.references.check_files()
+        if loras(self.engine.pipe.unet, self.engine.pipe.text_encoder) != request.config.loras:
             raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
@@ -203,7 +214,7 @@ class Renderer(EditRequests):
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
-        self._check_loras(request)
+        self._check_model(request)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 

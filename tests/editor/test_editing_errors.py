@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, replace
@@ -366,11 +367,17 @@ def _other_weights(pipe):
         pipe.unet.conv_in.weight.mul_(0.9)
 
 
+def _weights_written_through_data(pipe):
+    """As PEFT merges and averages of weights are written: torch counts no write."""
+    for weight in pipe.vae.parameters():
+        weight.data.mul_(0.99)
+
+
 def _other_vae(pipe):
     pipe.vae = build_pipeline("shallow", seed=3).vae
 
 
-@pytest.mark.parametrize("change", [_other_schedule, _other_weights, _other_vae])
+@pytest.mark.parametrize("change", [_other_schedule, _other_weights, _weights_written_through_data, _other_vae])
 def test_what_another_model_recorded_is_not_read(change):
     pipe = build_pipeline("shallow")
     editor = Editor(pipe)
@@ -381,6 +388,26 @@ def test_what_another_model_recorded_is_not_read(change):
     editor.checkout("0")
     editor.forget()
     assert editor.edit(DOG, mask=SQUARE, growth=1).image.tobytes() == edited.image.tobytes()
+
+
+@pytest.mark.parametrize("when", ["before", "between", "during"])
+def test_a_models_file_that_is_overwritten_changes_no_picture(model, tmp_path, when):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    file = next((folder / "unet").glob("*.safetensors"))
+
+    def overwrite(*_):
+        with file.open("r+b") as opened:
+            opened.seek(-4096, 2)
+            opened.write(bytes(4096))
+
+    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+    if when == "between":
+        editor.generate(CAT, **QUICK)
+    if when != "during":
+        overwrite()
+    with pytest.raises(ModelError, match="was written to while its model is open; load the model again"):
+        editor.generate(DOG, **QUICK, on_step=overwrite if when == "during" else None)
 
 
 def test_a_part_that_was_taken_out_is_told():
