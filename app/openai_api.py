@@ -1,5 +1,5 @@
 """Routes of OpenAI's image API, for clients that speak it: generations and edits. An edit keeps every pixel outside the
-mask, whose clear pixels say where it may change; without a mask the changed words say.
+mask, whose clear pixels say where it may change; without a mask those of the picture say, or else the changed words.
 
 A form of an edit may also have `source_prompt`, what the given picture shows. Knows the API's JSON and forms.
 """
@@ -12,11 +12,13 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Body, File, Form, UploadFile
-from PIL import Image
+from PIL import Image, ImageOps
 
 from app.validation import SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError
 from fisedit.storage import images
+from fisedit.storage.canvas import upright
+from fisedit.storage.mask_images import LEAST_INSIDE
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
@@ -86,9 +88,10 @@ class OpenaiApi:
         if len(given) != 1:
             raise InputError(f"image must be one picture, got {len(given)}")
         data = given[0].file.read()
-        region = RegionSettings()
-        if mask is not None:
-            region = RegionSettings(add=_clear_pixels(mask.file.read()), only=True)
+        clear = _clear_pixels(data, "image") if mask is None else _clear_pixels(mask.file.read(), "mask")
+        if mask is not None and clear is None:
+            raise InputError("mask must be clear where the picture may change, got no clear pixel")
+        region = RegionSettings(add=clear, only=clear is not None)
         all_settings = self._all_settings(model, None, n)
         return _answer(self._pictures.edit(data, prompt, all_settings, region, source_prompt))
 
@@ -118,13 +121,10 @@ def _check_format(name: object) -> None:
         raise InputError(f"response_format must be b64_json, got {name!r:.40}; there are no addresses of pictures")
 
 
-def _clear_pixels(data: bytes) -> Image.Image:
-    """A mask that is white where a picture is clear. Raises InputError for one that nowhere is."""
-    picture = images.decode(data, "mask").image.convert("RGBA")
-    clear = picture.getchannel("A").point(lambda level: 255 if level < 128 else 0)
-    if clear.getextrema() == (0, 0):
-        raise InputError("mask must be clear where the picture may change, got no clear pixel")
-    return clear
+def _clear_pixels(data: bytes, what: str) -> Image.Image | None:
+    """A mask that is white where a picture is clear, as it is seen; None where it nowhere is."""
+    alpha = upright(images.decode(data, what).image).convert("RGBA").getchannel("A")
+    return ImageOps.invert(alpha) if alpha.getextrema()[0] <= 255 - LEAST_INSIDE else None
 
 
 def _answer(made: "list[ProgramPicture]") -> dict[str, Any]:

@@ -19,6 +19,8 @@ from app import views
 from app.validation import SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError
 from fisedit.storage import images
+from fisedit.storage.canvas import upright_size
+from fisedit.storage.mask_images import LEAST_INSIDE, decode_mask
 from fisedit.values import Quality, SchedulerName
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class WebuiApi:
         if not (isinstance(given, list) and given):
             raise InputError("init_images must hold a picture in base64, got none")
         data = _decode(given[0], "init_images")
-        size = images.decode(data).image.size
+        size = upright_size(images.decode(data).image)
         region = RegionSettings(
             add=_mask(asked, size),
             only=True,
@@ -178,11 +180,18 @@ def _decode(text: object, what: str) -> bytes:
 
 
 def _mask(asked: dict[str, Any], size: tuple[int, int]) -> Image.Image:
-    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere."""
+    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere.
+
+    Raises:
+        InputError: no picture, or one that marks nothing.
+    """
     if not asked.get("mask"):
         return Image.new("L", size, 255)
-    mask = images.decode_mask(_decode(asked["mask"], "mask"), size)
-    return ImageOps.invert(mask) if asked.get("inpainting_mask_invert") else mask
+    mask = decode_mask(_decode(asked["mask"], "mask"), size=size)
+    mask = ImageOps.invert(mask) if asked.get("inpainting_mask_invert") else mask
+    if mask.getextrema()[1] < LEAST_INSIDE:
+        raise InputError("mask must be white, or painted on clear, where the picture may change, got nothing marked")
+    return mask
 
 
 def _answer(asked: dict[str, Any], made: "list[ProgramPicture]") -> dict[str, Any]:

@@ -155,8 +155,7 @@ class EditPipeline(Renderer):
         self._check_loras(request)
         frames = []
         for each, final in zip(requests, latents, strict=True):
-            canvas = self._decode(each, plan, Trajectory(each.config, latents=[final])).image
-            frames.append(_on_picture(each, plan, canvas))
+            frames.append(_on_picture(each, plan, self._decode(each, plan, Trajectory(each.config, latents=[final]))))
         return frames
 
     def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
@@ -228,7 +227,7 @@ class EditPipeline(Renderer):
         macs, run = self.planner.macs(request, plan), replace(plan.run(request), rim=output.rim)
         stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
         if output.rim is not None:
-            plan = replace(plan, mask=replace(plan.mask, grid=plan.mask.grid | output.rim))
+            plan = replace(plan, mask=plan.mask.with_cells(plan.mask.grid | output.rim))
         stats = replace(
             stats,
             mask_area=plan.mask.area,
@@ -240,7 +239,7 @@ class EditPipeline(Renderer):
         if request.picture is not None:
             image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
         elif parent:
-            image = _on_picture(request, plan, image)
+            image = _on_picture(request, plan, output)
         with exclusive(self.history):
             result = EditResult(
                 id=self.history.next_id(),
@@ -261,7 +260,7 @@ class EditPipeline(Renderer):
         assert request.parent is not None
         parent = request.parent
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
-        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}",))
+        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes))
         dense = self.planner.costs(request.config).dense(0)
         stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
         with exclusive(self.history):
@@ -300,11 +299,14 @@ class EditPipeline(Renderer):
         )
 
 
-def _on_picture(request: EditRequest, plan: EditPlan, canvas: Image) -> Image:
+def _on_picture(request: EditRequest, plan: EditPlan, output: RenderOutput) -> Image:
     """An edit's picture: its canvas, or that set into the picture which the parent's canvas shows."""
-    parent = request.parent
+    parent, mask = request.parent, plan.mask
     assert parent is not None
-    return paste_edit(parent.image, canvas, plan.mask.grid, parent.config.crop) if parent.painted else canvas
+    if not parent.painted:
+        return output.image
+    fills = mask.source is MaskSource.GIVEN
+    return paste_edit(parent.image, output.paint, mask.grid, parent.config.crop, mask.pixels, fills=fills)
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
@@ -337,6 +339,8 @@ def _part_notes(request: EditRequest) -> tuple[str, ...]:
 def _mean_difference(before: Image, after: Image, mask: EditMask) -> float:
     """Mean absolute difference of the pixels inside a mask, 0 to 255."""
     inside = np.asarray(mask.image(), bool)
+    if mask.canvas_pixels is not None:
+        inside = inside & (mask.canvas_pixels > 0)
     pixels_before, pixels_after = (
         np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after)
     )

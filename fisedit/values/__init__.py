@@ -27,6 +27,7 @@ from fisedit.values.edit_mask import (
     RegionalPrompt,
     cell_pixels,
     entry_steps,
+    over_pixels,
     soft_levels,
 )
 from fisedit.values.edit_run import (
@@ -122,6 +123,7 @@ __all__ = [
     "make_adapter_use",
     "make_generation_config",
     "num_timesteps",
+    "over_pixels",
     "parse_adapter_references",
     "soft_levels",
     "strength_for_start",

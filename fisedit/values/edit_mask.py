@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,23 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) 
         Booleans [height, width].
     """
     left, top, right, bottom = crop or (0, 0, *size)
-    columns, rows = (
-        (2 * np.arange(n) + 1) * cells // (2 * n)
-        for n, cells in zip((right - left, bottom - top), grid.shape[::-1], strict=True)
-    )
     pixels = np.zeros(size[::-1], bool)
-    pixels[top:bottom, left:right] = grid[np.ix_(rows, columns)]
+    pixels[top:bottom, left:right] = over_pixels(grid, (right - left, bottom - top))
     return pixels
+
+
+def over_pixels(cells: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+    """The value that every pixel has of the cell in which its centre lies.
+
+    Args:
+        cells: values [h, w].
+        size: width and height in pixels of what the cells cover, of any ratio to them.
+
+    Returns:
+        Values [height, width].
+    """
+    columns, rows = ((2 * np.arange(n) + 1) * m // (2 * n) for n, m in zip(size, cells.shape[::-1], strict=True))
+    return cells[np.ix_(rows, columns)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +145,8 @@ class EditMask:
         other_objects: cells [h, w] of things that stay, where words tell, or None.
         levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
             `grid`; None for a hard one.
+        pixels: how much of every pixel is taken from what the cells paint, uint8 [H, W] of the part of the picture that
+            is on the canvas: 255 for all, 0 for none. None where all of every cell is taken.
     """
 
     grid: BoolGrid = field(repr=False)
@@ -143,10 +155,11 @@ class EditMask:
     heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
     other_objects: BoolGrid | None = field(default=None, repr=False)
     levels: NDArray[np.uint8] | None = field(default=None, repr=False)
+    pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Copy the arrays to memory that nothing can write to."""
-        for name in ("grid", "heatmap", "other_objects", "levels"):
+        for name in ("grid", "heatmap", "other_objects", "levels", "pixels"):
             array = getattr(self, name)
             if array is not None:
                 object.__setattr__(self, name, frozen(array))
@@ -168,6 +181,36 @@ class EditMask:
             steps: N, 1 or more.
         """
         return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
+
+    def painted(self, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
+        """The pixels of a picture that may change: booleans [height, width].
+
+        Args:
+            size: width and height of the picture in pixels.
+            crop: the part of the picture that the mask lies over; None for all of it.
+        """
+        inside = cell_pixels(self.grid, size, crop)
+        if self.pixels is not None:
+            left, top, right, bottom = crop or (0, 0, *size)
+            inside[top:bottom, left:right] &= self.pixels > 0
+        return inside
+
+    @property
+    def canvas_pixels(self) -> NDArray[np.uint8] | None:
+        """`pixels` at canvas size, [8h, 8w]: the mean of those that a pixel of the canvas covers."""
+        from PIL import Image as PIL
+
+        height, width = (LATENT_FACTOR * n for n in self.grid.shape)
+        if self.pixels is None or self.pixels.shape == (height, width):
+            return self.pixels
+        return np.asarray(PIL.fromarray(self.pixels).resize((width, height), PIL.Resampling.BOX))
+
+    def with_cells(self, grid: BoolGrid) -> EditMask:
+        """This mask over other cells [h, w]; of those that it had not, all pixels are taken."""
+        if self.pixels is None:
+            return replace(self, grid=grid)
+        is_new = over_pixels(grid & ~self.grid, self.pixels.shape[::-1])
+        return replace(self, grid=grid, pixels=np.where(is_new, np.uint8(255), self.pixels))
 
     @property
     def heat(self) -> NDArray[np.float32] | None:
