@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LEVEL_OPAQUE = 255
+"""Alpha of a pixel that nothing shines through."""
+
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
@@ -305,8 +308,26 @@ def _on_picture(request: EditRequest, plan: EditPlan, output: RenderOutput) -> I
     assert parent is not None
     if not parent.painted:
         return output.image
-    fills = mask.source is MaskSource.GIVEN
+    fills = _fills_clear_pixels(mask)
     return paste_edit(parent.image, output.paint, mask.grid, parent.config.crop, mask.pixels, fills=fills)
+
+
+def _fills_clear_pixels(mask: EditMask) -> bool:
+    """Whether what is clear in a mask becomes opaque: where it was given, as words also find what is around a thing."""
+    return mask.source is MaskSource.GIVEN
+
+
+def _clear_notes(parent: EditResult, mask: EditMask) -> tuple[str, ...]:
+    """What became of the clear pixels of a picture that are in the mask of its edit."""
+    picture = parent.image
+    if picture.mode not in ("LA", "RGBA"):
+        return ()
+    alpha = np.asarray(picture.getchannel("A"))
+    if (alpha[mask.painted(picture.size, parent.config.crop)] == LEVEL_OPAQUE).all():
+        return ()
+    if _fills_clear_pixels(mask):
+        return ("transparent pixels in the mask were filled, and are opaque now",)
+    return ("transparent pixels were painted and stay transparent, as words say where; give a mask to fill them",)
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
@@ -324,7 +345,7 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
     left, top, right, bottom = crop or (0, 0, *request.parent.size)
     if upscale := upscale_note((right - left, bottom - top), image.size, is_part=crop is not None):
         notes.append(upscale)
-    return tuple(notes)
+    return (*notes, *_clear_notes(request.parent, plan.mask))
 
 
 def _part_notes(request: EditRequest) -> tuple[str, ...]:
