@@ -18,7 +18,7 @@ from app.validation import SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError
 from fisedit.storage import images
 from fisedit.storage.canvas import upright
-from fisedit.storage.mask_images import LEAST_INSIDE
+from fisedit.storage.mask_images import marks
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
@@ -124,7 +124,8 @@ def _check_format(name: object) -> None:
 def _clear_pixels(data: bytes, what: str) -> Image.Image | None:
     """A mask that is white where a picture is clear, as it is seen; None where it nowhere is."""
     alpha = upright(images.decode(data, what).image).convert("RGBA").getchannel("A")
-    return ImageOps.invert(alpha) if alpha.getextrema()[0] <= 255 - LEAST_INSIDE else None
+    clear = ImageOps.invert(alpha)
+    return clear if marks(clear) else None
 
 
 def _answer(made: "list[ProgramPicture]") -> dict[str, Any]:

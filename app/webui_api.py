@@ -20,7 +20,7 @@ from app.validation import SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError
 from fisedit.storage import images
 from fisedit.storage.canvas import upright_size
-from fisedit.storage.mask_images import LEAST_INSIDE, decode_mask
+from fisedit.storage.mask_images import decode_mask, marks
 from fisedit.values import Quality, SchedulerName
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _mask(asked: dict[str, Any], size: tuple[int, int]) -> Image.Image:
         return Image.new("L", size, 255)
     mask = decode_mask(_decode(asked["mask"], "mask"), size=size)
     mask = ImageOps.invert(mask) if asked.get("inpainting_mask_invert") else mask
-    if mask.getextrema()[1] < LEAST_INSIDE:
+    if not marks(mask):
         raise InputError("mask must be white, or painted on clear, where the picture may change, got nothing marked")
     return mask
 

@@ -193,7 +193,8 @@ def _shares(array: NDArray[Any]) -> NDArray[np.uint8]:
         return is_inside.astype(np.uint8) * 255
     if np.issubdtype(array.dtype, np.integer):
         return array.astype(np.uint8) * (1 if array.max() > 1 else 255)
-    return np.rint(array * 255).astype(np.uint8)
+    rounded: NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
+    return rounded
 
 
 def _binarized(array: NDArray[Any]) -> BoolGrid:

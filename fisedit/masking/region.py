@@ -454,7 +454,8 @@ class _Feathered(_Grown):
             return found
 
         def feathered(levels: Levels) -> Levels:
-            return np.rint(levels * over_pixels(share, (levels.shape[1], levels.shape[0]))).astype(np.uint8)
+            softer: Levels = np.rint(levels * over_pixels(share, (levels.shape[1], levels.shape[0]))).astype(np.uint8)
+            return softer
 
         return with_levels(found, feathered)
 
@@ -554,7 +555,8 @@ class _Difference(_Combined):
             return found
 
         def rest(levels: Levels, taken: Levels) -> Levels:
-            return np.minimum(levels, WHOLE - taken)
+            left: Levels = np.minimum(levels, WHOLE - taken)
+            return left
 
         swapped = replace(out, mask=mask_of(out.least_levels, MaskSource.GIVEN), least=out.levels)
         return with_levels(found, rest, swapped if out.pixels is not None else out)

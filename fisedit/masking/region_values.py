@@ -146,7 +146,8 @@ def axes_of(box: Sequence[float], part: Box) -> list[tuple[float, float, int, in
 def covered(low: float, high: float, least: int, most: int) -> NDArray[np.float64]:
     """The share of every pixel from `least` to `most` that an interval covers: floats [most - least]."""
     pixels = np.arange(least, most)
-    return np.clip(np.minimum(pixels + 1, high) - np.maximum(pixels, low), 0, 1)
+    shares: NDArray[np.float64] = np.clip(np.minimum(pixels + 1, high) - np.maximum(pixels, low), 0, 1)
+    return shares
 
 
 def levels_of(mask: EditMask) -> Levels:

@@ -243,7 +243,7 @@ def paste_edit(
         new = new.astype(np.uint16) * LEVELS_16_BIT
     part = np.atleast_3d(pixels)[top:bottom, left:right]
     new, inside = np.atleast_3d(new), cell_pixels(grid, size)
-    taken = np.ones(inside.shape)
+    taken: Weights = np.ones(inside.shape)
     if shares is not None:
         inside &= shares > 0
         taken = shares / 255

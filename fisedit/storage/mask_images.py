@@ -69,6 +69,15 @@ def scaled(levels: Image.Image, size: tuple[int, int]) -> Image.Image:
     return levels if levels.size == size else levels.resize(size, Image.Resampling.BOX)
 
 
+def marks(levels: Image.Image) -> bool:
+    """Whether any pixel of a mask is at least half inside.
+
+    Args:
+        levels: Mode "L".
+    """
+    return bool((np.asarray(levels) >= LEAST_INSIDE).any())
+
+
 def mask_levels(mask: Image.Image, what: str = "mask") -> Image.Image:
     """How much a mask marks of every pixel.
 
