@@ -315,10 +315,9 @@ def _show_preview(editor: Editor, found: Preview, output: Path, notes: tuple[str
 
     from fisedit.storage.contact_sheet import overlay
     from fisedit.storage.images import write_image
-    from fisedit.values import cell_pixels
 
     now = editor.current
-    inside = cell_pixels(found.mask.grid, now.size, now.config.crop)
+    inside = found.mask.painted(now.size, now.config.crop)
     notes += found.notes + write_image(overlay(now.image, Image.fromarray(inside).convert("L")), output)
     values = {
         "change": str(found.diff),

@@ -403,16 +403,16 @@ class _Grown(Region):
     def resolve(self, scope: RegionScope) -> RegionMask:
         from scipy.ndimage import maximum_filter, minimum_filter
 
-        grows = self.cells > 0
+        found, grows = self.region.resolve(scope), self.cells > 0
         extreme, beyond = (maximum_filter, 0) if grows else (minimum_filter, WHOLE)
 
         def grown(levels: Levels) -> Levels:
             """Of pixels, by as many as the cells have."""
-            reach = [round(abs(self.cells) * n / m) for n, m in zip(levels.shape, scope.cells, strict=True)]
+            reach = [round(abs(self.cells) * n / m) for n, m in zip(levels.shape, found.levels.shape, strict=True)]
             filtered: Levels = extreme(levels, size=[2 * n + 1 for n in reach], mode="constant", cval=beyond)
             return filtered
 
-        return with_levels(self.region.resolve(scope), grown)
+        return with_levels(found, grown)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -182,18 +182,22 @@ class EditMask:
         """
         return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
 
-    def painted(self, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
-        """The pixels of a picture that may change: booleans [height, width].
+    def shares(self, size: tuple[int, int], crop: Box | None = None) -> NDArray[np.uint8]:
+        """How much of every pixel of a picture is taken from what the cells paint: uint8 [height, width].
 
         Args:
             size: width and height of the picture in pixels.
             crop: the part of the picture that the mask lies over; None for all of it.
         """
-        inside = cell_pixels(self.grid, size, crop)
+        inside, shares = cell_pixels(self.grid, size, crop), np.full(size[::-1], 255, np.uint8)
         if self.pixels is not None:
             left, top, right, bottom = crop or (0, 0, *size)
-            inside[top:bottom, left:right] &= self.pixels > 0
-        return inside
+            shares[top:bottom, left:right] = self.pixels
+        return np.where(inside, shares, np.uint8(0))
+
+    def painted(self, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
+        """The pixels of a picture that may change: booleans [height, width]; arguments as in `shares`."""
+        return self.shares(size, crop) > 0
 
     @property
     def canvas_pixels(self) -> NDArray[np.uint8] | None:
