@@ -360,8 +360,6 @@ def _part_notes(request: EditRequest) -> tuple[str, ...]:
 def _mean_difference(before: Image, after: Image, mask: EditMask) -> float:
     """Mean absolute difference of the pixels inside a mask, 0 to 255."""
     inside = np.asarray(mask.image(), bool)
-    if mask.canvas_pixels is not None:
-        inside = inside & (mask.canvas_pixels > 0)
     pixels_before, pixels_after = (
         np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after)
     )

@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from PIL import ImageChops
-from PIL.Image import Resampling, fromarray
+from PIL.Image import Resampling
 
 from fisedit.edit_requests import Repaint
 from fisedit.errors import PageError, SessionError
@@ -287,7 +286,4 @@ class SessionMixin(OpenMixin, AdapterMixin):
 
 def _region_at(mask: EditMask, size: tuple[int, int]) -> Region:
     """The region of a mask on a picture of another size."""
-    marked = mask.image()
-    if mask.canvas_pixels is not None:
-        marked = ImageChops.multiply(marked, fromarray(mask.canvas_pixels))
-    return Region.mask(marked.resize(size, Resampling.NEAREST), soft=mask.levels is not None)
+    return Region.mask(mask.image().resize(size, Resampling.NEAREST), soft=mask.levels is not None)

@@ -227,8 +227,12 @@ class EditMask:
         return self.other_objects
 
     def image(self) -> Image:
-        """The mask at canvas size: mode "L", 255 inside (of a soft mask its levels), 0 outside, [8h, 8w] pixels."""
+        """The mask at canvas size, [8h, 8w] pixels: mode "L", 255 inside (of a soft mask its levels), 0 outside, less
+        where a pixel is taken in part."""
         from PIL import Image as PIL
 
         levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels
-        return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
+        inside = np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8))
+        if (pixels := self.canvas_pixels) is not None:
+            inside = ((inside.astype(np.uint16) * pixels + 254) // 255).astype(np.uint8)  # rounded up
+        return PIL.fromarray(inside, mode="L")
