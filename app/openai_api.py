@@ -1,5 +1,5 @@
 """Routes of OpenAI's image API, for clients that speak it: generations and edits. An edit keeps every pixel outside the
-mask, whose clear pixels say where it may change; without a mask the changed words say.
+mask, whose clear pixels say where it may change; without a mask those of the picture say, or else the changed words.
 
 A form of an edit may also have `source_prompt`, what the given picture shows. Knows the API's JSON and forms.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import StreamingResponse
-from PIL import Image
+from PIL import Image, ImageOps
 from starlette.datastructures import FormData, UploadFile
 
 from app.openai_fields import EDITS, GENERATIONS
@@ -24,6 +24,8 @@ from app.request_fields import Obeyed
 from app.validation import SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError, as_text
 from fisedit.storage import image_metadata, images
+from fisedit.storage.canvas import upright, upright_size
+from fisedit.storage.mask_images import marks
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
@@ -98,9 +100,11 @@ class OpenaiApi:
         pictures = [*form.getlist("image"), *form.getlist("image[]")]
         if len(pictures) != 1:
             raise InputError(f"image must be one picture, got {len(pictures)}; send a request for each")
-        data, mask, region = _file(pictures[0], "image"), form.get("mask"), RegionSettings()
-        if mask:
-            region = RegionSettings(add=_clear_pixels(_file(mask, "mask")), only=True)
+        data, mask = _file(pictures[0], "image"), form.get("mask")
+        clear = _clear_pixels(_file(mask, "mask"), "mask") if mask else _clear_pixels(data, "image")
+        if mask and clear is None:
+            raise InputError("mask must be clear where the picture may change, got no clear pixel")
+        region = RegionSettings(add=clear, only=clear is not None)
         _check_own_size(given.get("size"), data)
         all_settings, more_notes = self._all_settings(given, None)
         made = self._pictures.edit(data, given.text("prompt"), all_settings, region, given.text("source_prompt"))
@@ -233,7 +237,7 @@ def _file(given: UploadFile | str, name: str) -> bytes:
 
 def _check_own_size(size: object, data: bytes) -> None:
     """Raise InputError for another size than a picture has."""
-    width, height = images.decode(data).image.size
+    width, height = upright_size(images.decode(data).image)
     if size not in (None, "", "auto", f"{width}x{height}"):
         raise InputError(f"size must be auto or the picture's, {width}x{height}, got {size!r:.40}; an edit keeps it")
 
@@ -246,10 +250,8 @@ def _model_note(given: Obeyed, used: str) -> tuple[str, ...]:
     )
 
 
-def _clear_pixels(data: bytes) -> Image.Image:
-    """A mask that is white where a picture is clear. Raises InputError for one that nowhere is."""
-    picture = images.decode(data, "mask").image.convert("RGBA")
-    clear = picture.getchannel("A").point(lambda level: 255 if level < 128 else 0)
-    if clear.getextrema() == (0, 0):
-        raise InputError("mask must be clear where the picture may change, got no clear pixel")
-    return clear
+def _clear_pixels(data: bytes, what: str) -> Image.Image | None:
+    """A mask that is white where a picture is clear, as it is seen; None where it nowhere is."""
+    alpha = upright(images.decode(data, what).image).convert("RGBA").getchannel("A")
+    clear = ImageOps.invert(alpha)
+    return clear if marks(clear) else None

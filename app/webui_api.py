@@ -22,6 +22,8 @@ from app.validation import SEEDS, RegionSettings, SourceSettings
 from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
 from fisedit.storage import images
+from fisedit.storage.canvas import upright_size
+from fisedit.storage.mask_images import decode_mask, marks
 from fisedit.values import Quality, SchedulerName, web_ui_scheduler
 from fisedit.values.prompt_syntax import without_loras
 
@@ -80,8 +82,9 @@ class WebuiApi:
             got = len(pictures) if isinstance(pictures, list) else type(pictures).__name__
             raise InputError(f"init_images must hold a picture in base64, got {got}; send a request for each")
         data = _decode(pictures[0], "init_images")
+        size = upright_size(images.decode(data).image)
         region = RegionSettings(
-            add=_mask(given, images.decode(data).image.size),
+            add=_mask(given, size),
             only=True,
             strength=given.get("denoising_strength", 0.75),
             quality=given.get("quality", Quality.BALANCED),
@@ -221,11 +224,18 @@ def _decode(text: object, what: str) -> bytes:
 
 
 def _mask(given: Obeyed, size: tuple[int, int]) -> Image.Image:
-    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere."""
+    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere.
+
+    Raises:
+        InputError: no picture, or one that marks nothing.
+    """
     if not given.get("mask"):
         return Image.new("L", size, 255)
-    mask = images.decode_mask(_decode(given.get("mask"), "mask"), size)
-    return ImageOps.invert(mask) if given.get("inpainting_mask_invert") else mask
+    mask = decode_mask(_decode(given.get("mask"), "mask"), size=size)
+    mask = ImageOps.invert(mask) if given.get("inpainting_mask_invert") else mask
+    if not marks(mask):
+        raise InputError("mask must be white, or painted on clear, where the picture may change, got nothing marked")
+    return mask
 
 
 def _answer(

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LEVEL_OPAQUE = 255
+"""Alpha of a pixel that nothing shines through."""
+
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
@@ -159,8 +162,7 @@ class EditPipeline(Renderer):
         self._check_model(request)
         frames = []
         for each, final in zip(requests, latents, strict=True):
-            canvas = self._decode(each, plan, Trajectory(each.config, latents=[final])).image
-            frames.append(_on_picture(each, plan, canvas))
+            frames.append(_on_picture(each, plan, self._decode(each, plan, Trajectory(each.config, latents=[final]))))
         return frames
 
     def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
@@ -232,7 +234,7 @@ class EditPipeline(Renderer):
         macs, run = self.planner.macs(request, plan), replace(plan.run(request), rim=output.rim)
         stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
         if output.rim is not None:
-            plan = replace(plan, mask=replace(plan.mask, grid=plan.mask.grid | output.rim))
+            plan = replace(plan, mask=plan.mask.with_cells(plan.mask.grid | output.rim))
         stats = replace(
             stats,
             mask_area=plan.mask.area,
@@ -244,7 +246,7 @@ class EditPipeline(Renderer):
         if request.picture is not None:
             image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
         elif parent:
-            image = _on_picture(request, plan, image)
+            image = _on_picture(request, plan, output)
         with exclusive(self.history):
             result = EditResult(
                 id=self.history.next_id(),
@@ -265,7 +267,7 @@ class EditPipeline(Renderer):
         assert request.parent is not None
         parent = request.parent
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
-        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}",))
+        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes))
         dense = self.planner.costs(request.config).dense(0)
         stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
         with exclusive(self.history):
@@ -308,11 +310,32 @@ class EditPipeline(Renderer):
         )
 
 
-def _on_picture(request: EditRequest, plan: EditPlan, canvas: Image) -> Image:
+def _on_picture(request: EditRequest, plan: EditPlan, output: RenderOutput) -> Image:
     """An edit's picture: its canvas, or that set into the picture which the parent's canvas shows."""
-    parent = request.parent
+    parent, mask = request.parent, plan.mask
     assert parent is not None
-    return paste_edit(parent.image, canvas, plan.mask.grid, parent.config.crop) if parent.painted else canvas
+    if not parent.painted:
+        return output.image
+    fills = _fills_clear_pixels(mask)
+    return paste_edit(parent.image, output.paint, mask.grid, parent.config.crop, mask.pixels, fills=fills)
+
+
+def _fills_clear_pixels(mask: EditMask) -> bool:
+    """Whether what is clear in a mask becomes opaque: where it was given, as words also find what is around a thing."""
+    return mask.source is MaskSource.GIVEN
+
+
+def _clear_notes(parent: EditResult, mask: EditMask) -> tuple[str, ...]:
+    """What became of the clear pixels of a picture that are in the mask of its edit."""
+    picture = parent.image
+    if picture.mode not in ("LA", "RGBA"):
+        return ()
+    alpha = np.asarray(picture.getchannel("A"))
+    if (alpha[mask.painted(picture.size, parent.config.crop)] == LEVEL_OPAQUE).all():
+        return ()
+    if _fills_clear_pixels(mask):
+        return ("transparent pixels in the mask were filled, and are opaque now",)
+    return ("transparent pixels were painted and stay transparent, as words say where; give a mask to fill them",)
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
@@ -330,7 +353,7 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
     left, top, right, bottom = crop or (0, 0, *request.parent.size)
     if upscale := upscale_note((right - left, bottom - top), image.size, is_part=crop is not None):
         notes.append(upscale)
-    return tuple(notes)
+    return (*notes, *_clear_notes(request.parent, plan.mask))
 
 
 def _part_notes(request: EditRequest) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
-from fisedit.sparse.compositing import composite, find_rim
+from fisedit.sparse.compositing import composite, find_rim, mix
 from fisedit.sparse.feature_cache import ShiftedFeatures, StepFeatures
 from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
@@ -53,6 +53,7 @@ class RenderOutput:
     Args:
         trajectory: of its latents.
         image: RGB, of the config's size.
+        paint: the same before pixels that a mask takes in part are mixed.
         decoder: what its decode recorded.
         decoded: latents [1, 4, h, w] of that decode.
         rim: booleans [h, w], cells beside the plan's mask that show the edit too; None where they were not looked for.
@@ -60,6 +61,7 @@ class RenderOutput:
 
     trajectory: Trajectory
     image: Image
+    paint: Image
     decoder: DecoderCache
     decoded: Tensor
     rim: BoolGrid | None = None
@@ -179,13 +181,15 @@ class Renderer(EditRequests):
                     image, decoder = self.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
             else:
                 image, decoder = decode(vae, latents)
-            if request.parent and cache:
-                grid = plan.mask.grid
-                if plan.has_rim and rim is None:
-                    rim = find_rim(cache.picture, image, grid)
-                    rim &= True if plan.protected is None else ~plan.protected
-                image = composite(request.parent.canvas, image, grid, rim, cache.picture)
-            return RenderOutput(trajectory, image, decoder, latents, rim)
+            if not (request.parent and cache):
+                return RenderOutput(trajectory, image, image, decoder, latents, rim)
+            mask, canvas = plan.mask, request.parent.canvas
+            if plan.has_rim and rim is None:
+                rim = find_rim(cache.picture, image, mask.grid) & plan.rim_allowed
+            shares = mask.canvas_pixels if rim is None else mask.with_cells(mask.grid | rim).canvas_pixels
+            paint = composite(canvas, image, mask.grid, rim, cache.picture, None if shares is None else shares > 0)
+            image = paint if shares is None else mix(canvas, paint, shares)
+            return RenderOutput(trajectory, image, paint, decoder, latents, rim)
 
     def _invert(self, request: EditRequest, plan: EditPlan) -> RenderOutput:
         """An opened picture on its canvas, and the trajectory that it might have had."""
@@ -205,7 +209,7 @@ class Renderer(EditRequests):
             else:
                 trajectory = self.engine.invert(config, text, clean, callback, inputs)
         with request.stopwatch.stage("decode"), torch.inference_mode():
-            return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1], clean)
+            return RenderOutput(trajectory, canvas, canvas, decode(pipe.vae, clean)[1], clean)
 
     @default_torch_state()
     def render_dense(self, request: EditRequest) -> Image:

@@ -27,6 +27,7 @@ from fisedit.values.edit_mask import (
     RegionalPrompt,
     cell_pixels,
     entry_steps,
+    over_pixels,
     soft_levels,
 )
 from fisedit.values.edit_run import (
@@ -124,6 +125,7 @@ __all__ = [
     "make_generation_config",
     "make_lora_entry",
     "num_timesteps",
+    "over_pixels",
     "parse_adapter_references",
     "soft_levels",
     "strength_for_start",

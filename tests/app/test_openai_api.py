@@ -86,6 +86,15 @@ def test_formats_seeds_and_events(images):
     assert 0 < np.abs(pixels(jpeg) - pixels(webp)).mean() < 20
 
 
+def test_without_a_mask_the_clear_pixels_of_the_picture_are_filled(images):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).convert("RGBA")
+    photo.paste((0, 0, 0, 0), (11, 9, 40, 30))
+    (edit,) = opened(images.edit(image=("photo.png", png(photo)), prompt=DOG, extra_body={"source_prompt": CAT}))
+    changed = (pixels(edit) != pixels(photo)).any(-1)
+    assert edit.getchannel("A").getextrema() == (255, 255)
+    assert Image.fromarray(changed).getbbox() == (11, 9, 40, 30)
+
+
 def test_models_are_listed(url):
     (one,) = openai.OpenAI(base_url=f"{url}v1", api_key=TOKEN, max_retries=0).models.list().data
     assert one.id and one.owned_by == "fisedit"

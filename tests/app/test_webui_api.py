@@ -115,6 +115,27 @@ def test_a_picture_from_elsewhere_is_opened(client):
     assert (pixels(edit) == pixels(photo))[:, 32:].all()
 
 
+def test_a_mask_is_kept_to_the_pixel_as_web_uis_read_it(site):
+    """Strokes of any colour on a clear ground mark; a photograph that its EXIF turns is turned first."""
+    exif, mask = Image.Exif(), Image.new("RGBA", (64, 48))
+    exif[0x0112] = 6
+    stored = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 48, 3), np.uint8))
+    mask.paste((0, 0, 0, 255), (5, 3, 39, 30))
+    asked = {"prompt": DOG, "denoising_strength": 1.0, "steps": 3, "init_images": [encoded(stored, exif=exif)]}
+    answer = httpx.post(f"{site.url}sdapi/v1/img2img", json=asked | {"mask": encoded(mask)}, timeout=60).json()
+    made = Image.open(BytesIO(base64.b64decode(answer["images"][0])))
+    changed = (pixels(made) != pixels(stored.transpose(Image.Transpose.ROTATE_270))).any(-1)
+    assert Image.fromarray(changed).getbbox() == (5, 3, 39, 30)
+    refused = httpx.post(f"{site.url}sdapi/v1/img2img", json=asked | {"mask": encoded(Image.new("L", (64, 48)))})
+    assert refused.status_code == 400 and "got nothing marked" in refused.json()["detail"]
+
+
+def encoded(image: Image.Image, **options: object) -> str:
+    file = BytesIO()
+    image.save(file, "PNG", **options)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def test_what_is_offered(client):
     names = [sampler["name"] for sampler in client.get_samplers()]
     assert names == [name.label for name in SchedulerName]
