@@ -402,6 +402,7 @@ def _estimate_to_dict(estimate: handlers.EditEstimate) -> dict[str, Any]:
         "macs_dense": plan.macs_dense,
         "fallback": plan.fallback,
         "nothing": plan.nothing,
+        "notes": plan.notes,
     }
 
 

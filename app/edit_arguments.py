@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.validation import Conditions, RegionSettings, SourceSettings, decode_adapter_picture
+from app.validation import Conditions, RegionSettings, SourceSettings, clean_prompt, decode_adapter_picture
 from fisedit import Region
 from fisedit.adapters.control_pictures import canny
 from fisedit.errors import InputError
 from fisedit.values import CONTROL, DRIVE, REFERENCE
+from fisedit.values.prompt_syntax import take_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from app.session import Session
     from app.sessions import AppState, ModelChoice
     from fisedit import Editor
 
@@ -57,6 +59,21 @@ def condition_arguments(state: AppState, conditions: Conditions) -> Callable[[Ed
 def _own_edges(editor: Editor) -> Image:
     """Of the picture that the current one goes back to, so that they stay what they are from edit to edit."""
     return canny(editor.history.lineage(editor.current.id)[0].canvas)
+
+
+def edit_prompt(state: AppState, session: Session, prompt: str) -> str:
+    """The prompt of an edit of the current picture, without tags of the LoRAs that the picture was made with.
+
+    Raises:
+        PromptError: a prompt that cannot be used. InputError: tags of other LoRAs, or of other scales.
+    """
+    text, tagged = take_loras(prompt) if isinstance(prompt, str) else (prompt, {})
+    if tagged:
+        recorded, offered = session.current.config.loras, state.pool.loras
+        if offered.select(tagged) != offered.select_recorded(recorded):
+            own, got = offered.as_text(recorded) or "no LoRA", ", ".join(tagged)[:80]
+            raise InputError(f"an edit has its picture's LoRAs, {own}, got tags of {got}; leave them out")
+    return clean_prompt(text)
 
 
 def region_arguments(region: RegionSettings) -> Arguments:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from app.edit_arguments import condition_arguments, region_arguments, region_of, source_arguments
+from app.edit_arguments import condition_arguments, edit_prompt, region_arguments, region_of, source_arguments
 from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
 from app.validation import (
     NO_CONDITIONS,
@@ -18,6 +18,7 @@ from app.validation import (
     PartNotOpened,
     RegionSettings,
     SourceSettings,
+    apply_lora_tags,
     check_extension,
     check_region,
     check_settings,
@@ -87,7 +88,8 @@ def generate(
         Busy: the session is at work.
         Cancelled: it was stopped.
     """
-    text, choice = clean_prompt(prompt), state.select(check_settings(settings))
+    text, settings = apply_lora_tags(prompt, settings)
+    text, choice = clean_prompt(text), state.select(check_settings(settings))
     arguments = source_arguments(settings, choice) | {"scheduler": settings.scheduler}
     add_conditions = condition_arguments(state, conditions)
 
@@ -122,7 +124,8 @@ def open_picture(
         Cancelled: it was stopped.
     """
     picture, settings = decode_picture(data), settings or SourceSettings()
-    text = None if isinstance(prompt, str) and not prompt.strip() else clean_prompt(prompt)
+    words, settings = apply_lora_tags(prompt, settings)
+    text = None if isinstance(words, str) and not words.strip() else clean_prompt(words)
     choice = state.select(check_settings(settings))
     arguments = source_arguments(settings, choice)
 
@@ -154,7 +157,7 @@ def preview(
         Busy: the session is at work, or a run uses another model or other LoRAs.
     """
     region = check_region(region or RegionSettings())
-    text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
+    text = session.current.prompt if region.regions and not prompt else edit_prompt(state, session, prompt)
     add_conditions = condition_arguments(state, conditions)
     with session.work(stops_live=False):
         choice = state.select_recorded(session, session.current)
@@ -197,7 +200,7 @@ def edit(
         Cancelled: it was stopped.
     """
     region = check_region(region or RegionSettings())
-    text = session.current.prompt if region.regions and not prompt else clean_prompt(prompt)
+    text = session.current.prompt if region.regions and not prompt else edit_prompt(state, session, prompt)
     if session.live is not None and session.live.key == edit_key(session, text, region, conditions):
         return _keep_live(session, session.live.result_id)
     return stream_run(state, session, edit_request(state, session, text, region, conditions))
@@ -348,7 +351,7 @@ def extend(
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
     region = check_region(region or RegionSettings())
-    text, sides = clean_prompt(prompt), check_extension(widths, session.current.size)
+    text, sides = edit_prompt(state, session, prompt), check_extension(widths, session.current.size)
     seeds = {} if region.seed is None else {"seed": region.seed}
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:

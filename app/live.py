@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.edit_arguments import edit_prompt
 from app.handlers import edit_key, edit_request, opens_part
 from app.runs import RunProgress, stream_run
 from app.session import LiveEdit, LiveRequest, WorkKind
-from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region, clean_prompt
+from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region
 from fisedit.errors import Cancelled
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def edit_live(
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    text, region = edit_prompt(state, session, prompt), check_region(region or RegionSettings())
     session.live_request = asked = LiveRequest(text)
     request, parent = edit_request(state, session, text, region, conditions), session.current
     key = edit_key(session, text, region, conditions)

@@ -7,7 +7,7 @@ Knows sessions and handlers; neither routes nor their formats.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -22,20 +22,23 @@ from app.validation import (
     MAX_RESULTS,
     Busy,
     RegionSettings,
+    SourceSettings,
+    apply_lora_tags,
     check_region,
     check_settings,
     clean_prompt,
     decode_picture,
+    label,
 )
 from fisedit import Region
-from fisedit.errors import Cancelled
+from fisedit.errors import Cancelled, as_text
+from fisedit.values.prompt_syntax import check_syntax, without_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from app.session import Session
     from app.sessions import AppState
-    from app.validation import SourceSettings
     from fisedit import EditResult
     from fisedit.values import GenerationConfig
 
@@ -54,10 +57,16 @@ class ProgramPicture:
     Args:
         data: a PNG that records how it was made.
         config: how it was made.
+        model: label of the model that made it.
+        size: width and height in pixels.
+        notes: remarks for the user.
     """
 
     data: bytes
     config: GenerationConfig
+    model: str
+    size: tuple[int, int]
+    notes: tuple[str, ...] = ()
 
 
 class _ProgramRequest:
@@ -154,7 +163,10 @@ class ProgramPictures:
         Raises:
             FisEditError: an argument out of range, no picture, or the machine is busy.
         """
-        text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+        text, _ = apply_lora_tags(prompt, SourceSettings())
+        text, region = clean_prompt(text), check_region(region or RegionSettings())
+        check_syntax(text)
+        all_settings = [apply_lora_tags(prompt, settings)[1] for settings in all_settings]
         for settings in all_settings:
             self.state.select(check_settings(settings))
         digest = _digest(decode_picture(data))
@@ -166,18 +178,24 @@ class ProgramPictures:
                 with self._edit_lock(session):
                     request.raise_if_stopped()
                     known = next((each for each in reversed(session.history[:]) if _digest(each.image) == digest), None)
-                    if known is not None and _make_room(session, known):
+                    notes: tuple[str, ...] = ()
+                    is_like_it = known is None or self._has_loras(known, settings)
+                    if known is not None and is_like_it and _make_room(session, known):
                         history.checkout(session, known.id)
+                        notes = self._notes_on_known(known, source_prompt, settings)
                     else:
                         if len(session.history):
                             request.session = session = self.state.program_session()
                         shown = source_prompt or ("" if known is None else known.prompt)
                         part = None if region.add is None else Region.mask(region.add)
-                        self._last(handlers.open_picture(self.state, session, data, shown, settings, part))
-                        self._remember(digest, session)
+                        opening = handlers.open_picture(self.state, session, data, shown, settings, part)
+                        notes = self._last(opening).stats.notes
+                        if is_like_it:
+                            self._remember(digest, session)
                     own_noise = not keeps or text == session.current.prompt
                     chosen = replace(region, seed=settings.seed) if own_noise else region
-                    return self._finished(session, self._last(handlers.edit(self.state, session, text, chosen)))
+                    result = self._last(handlers.edit(self.state, session, text, chosen))
+                    return self._finished(session, result, notes)
 
             return request.collect(make, all_settings)
 
@@ -196,10 +214,32 @@ class ProgramPictures:
         assert result is not None, "a run ends with a result or an error"
         return result
 
-    def _finished(self, session: Session, result: EditResult) -> ProgramPicture:
-        """The result, whose pixels name the session from now on."""
+    def _has_loras(self, result: EditResult, settings: SourceSettings) -> bool:
+        """Whether a result was made with the LoRAs of settings, or these name none."""
+        offered = self.state.pool.loras
+        return not settings.loras or offered.select(settings.loras) == offered.select_recorded(result.config.loras)
+
+    def _notes_on_known(self, known: EditResult, source_prompt: str, settings: SourceSettings) -> tuple[str, ...]:
+        """Notes on what a picture that is known says itself: what it shows, and its LoRAs."""
+        notes, loras = list[str](), self.state.pool.loras.as_text(known.config.loras)
+        if source_prompt.strip() and without_loras(source_prompt) != known.prompt:
+            got, shown = as_text(source_prompt), as_text(known.prompt)
+            notes.append(f"source_prompt is not read, got {got}: the picture is known, and shows {shown}")
+        if loras and not settings.loras:
+            notes.append(f"painted with {loras}, as the picture was made")
+        return tuple(notes)
+
+    def _finished(self, session: Session, result: EditResult, notes: tuple[str, ...] = ()) -> ProgramPicture:
+        """The result, whose pixels name the session from now on.
+
+        Args:
+            session: that has it.
+            result: what was made.
+            notes: on what it was made of.
+        """
         self._remember(_digest(result.image), session)
-        return ProgramPicture(export.picture_bytes(session, result), result.config)
+        data, model = export.picture_bytes(session, result), label(session.model_name(result))
+        return ProgramPicture(data, result.config, model, result.size, (*notes, *result.stats.notes))
 
     def _edit_lock(self, session: Session) -> Lock:
         """What one edit of a session holds from looking for its picture until it is finished."""
@@ -231,6 +271,29 @@ class ProgramPictures:
         finally:
             self._requests.remove(request)
             self._places.release()
+
+
+def kept_notes(picture: ProgramPicture, asked: Mapping[str, object]) -> tuple[str, ...]:
+    """Notes on what an edit has from its picture and was asked for otherwise.
+
+    Args:
+        picture: the edit.
+        asked: names in Automatic1111's API -> what was asked for; None for nothing.
+    """
+    config = picture.config
+    used = {
+        "steps": config.num_inference_steps,
+        "cfg_scale": config.guidance_scale,
+        "negative_prompt": config.negative_prompt,
+        "sampler_name": config.scheduler.label,
+        "clip_skip": config.clip_skip,
+        "model": picture.model,
+        "width": picture.size[0],
+        "height": picture.size[1],
+    }
+    why = "an edit has what its picture was made or opened with"
+    other = {name: value for name, value in asked.items() if value is not None and value != used[name]}
+    return tuple(f"{name} is {as_text(used[name])}, not {as_text(value)}: {why}" for name, value in other.items())
 
 
 def _make_room(session: Session, kept: EditResult) -> bool:

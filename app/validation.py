@@ -15,6 +15,7 @@ from fisedit.masking.region import Region
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, Quality, SchedulerName, check_quality
 from fisedit.values.drive import Drive
+from fisedit.values.prompt_syntax import take_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -172,6 +173,23 @@ def clean_prompt(prompt: str) -> str:
     if not text:
         raise PromptError("prompt must say something; describe the picture")
     return text
+
+
+def apply_lora_tags(prompt: str, settings: SourceSettings) -> tuple[str, SourceSettings]:
+    """A prompt without its tags of LoRAs, `<lora:label:0.8>`, and settings that apply them.
+
+    Args:
+        prompt: as it was given.
+        settings: the others.
+
+    Raises:
+        PromptError: a tag that cannot be read. InputError: a LoRA that the settings name with another scale.
+    """
+    text, tagged = take_loras(prompt) if isinstance(prompt, str) else (prompt, {})
+    for label, scale in tagged.items():
+        if (chosen := settings.loras.get(label, scale)) != scale:
+            raise InputError(f"the LoRA {label[:80]} must have one scale, got {scale:g} and {chosen!r:.40}")
+    return text, replace(settings, loras={**settings.loras, **tagged}) if tagged else settings
 
 
 def printable(prompt: str) -> str:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import fromarray
 
-from app.edit_arguments import condition_arguments, region_arguments, region_of
+from app.edit_arguments import condition_arguments, edit_prompt, region_arguments, region_of
 from app.handlers import on_its_part
 from app.runs import RunProgress, RunRequest, part_of, stream_run
-from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region, clean_prompt
+from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region
 from fisedit import Region
 from fisedit.errors import Cancelled, InputError
-from fisedit.values import cell_pixels
 
 if TYPE_CHECKING:
     from app.session import Session
@@ -49,7 +48,7 @@ def vary(
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
-    text, region = clean_prompt(prompt), check_region(region or RegionSettings())
+    text, region = edit_prompt(state, session, prompt), check_region(region or RegionSettings())
     shown = parent = session.current
     if text == shown.prompt and region.marked is None:
         if shown.parent is None:
@@ -88,5 +87,5 @@ def _region_again(shown: EditResult, region: RegionSettings) -> RegionSettings:
         if region.protect is not None:
             raise InputError("variations of regions read no Protect; clear it, or change a word")
         return replace(kept, regions=tuple((Region.mask(each.grid), each.prompt) for each in shown.run.regional))
-    painted = fromarray(cell_pixels(shown.mask.grid, shown.size, shown.config.crop))
+    painted = fromarray(shown.mask.shares(shown.size, shown.config.crop))
     return replace(kept, add=painted, only=True, protect=region.protect, feather=region.feather)

@@ -16,10 +16,16 @@ from fastapi import APIRouter, Body
 from PIL import Image, ImageOps
 
 from app import views
+from app.program_pictures import kept_notes
+from app.request_fields import Obeyed
 from app.validation import SEEDS, RegionSettings, SourceSettings
+from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
 from fisedit.storage import images
-from fisedit.values import Quality, SchedulerName
+from fisedit.storage.canvas import upright_size
+from fisedit.storage.mask_images import decode_mask, marks
+from fisedit.values import Quality, SchedulerName, web_ui_scheduler
+from fisedit.values.prompt_syntax import without_loras
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
@@ -27,9 +33,6 @@ if TYPE_CHECKING:
 PREFIX = "/sdapi/v1"
 MAX_PICTURES = 8
 """Pictures of one request."""
-
-_PLAIN = {"automatic", "normal", "default", ""}
-"""Noise schedules that name no other sampler."""
 
 
 def router(pictures: "ProgramPictures") -> APIRouter:
@@ -47,6 +50,8 @@ def router(pictures: "ProgramPictures") -> APIRouter:
     routes.post("/options")(api.set_options)
     routes.get("/samplers")(api.samplers)
     routes.get("/sd-models")(api.models)
+    routes.get("/schedulers")(api.schedulers)
+    routes.get("/loras")(api.loras)
     routes.get("/scripts")(api.scripts)
     return routes
 
@@ -64,38 +69,44 @@ class WebuiApi:
 
     def txt2img(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008 (FastAPI's way)
         """Pictures of a prompt."""
-        all_settings = self._all_settings(asked, own_size=False)
-        return _answer(asked, self._pictures.generate(_text(asked, "prompt"), all_settings))
+        notes, given = TXT2IMG.notes_on(asked), TXT2IMG.obeyed(asked)
+        all_settings, more_notes = self._all_settings(given, (given.get("width"), given.get("height")))
+        made = self._pictures.generate(_prompt(given), all_settings)
+        return _answer(asked, given, made, (*notes, *more_notes))
 
     def img2img(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         """A picture changed to fit a prompt: where its mask is white, or everywhere without one."""
-        given = asked.get("init_images") or []
-        if not (isinstance(given, list) and given):
-            raise InputError("init_images must hold a picture in base64, got none")
-        data = _decode(given[0], "init_images")
-        size = images.decode(data).image.size
+        notes, given = IMG2IMG.notes_on(asked), IMG2IMG.obeyed(asked)
+        pictures = given.get("init_images") or []
+        if not (isinstance(pictures, list) and len(pictures) == 1):
+            got = len(pictures) if isinstance(pictures, list) else type(pictures).__name__
+            raise InputError(f"init_images must hold a picture in base64, got {got}; send a request for each")
+        data = _decode(pictures[0], "init_images")
+        size = upright_size(images.decode(data).image)
         region = RegionSettings(
-            add=_mask(asked, size),
+            add=_mask(given, size),
             only=True,
-            strength=asked.get("denoising_strength", 0.75),
-            quality=asked.get("quality", Quality.BALANCED),
+            strength=given.get("denoising_strength", 0.75),
+            quality=given.get("quality", Quality.BALANCED),
         )
-        source_prompt, prompt = _text(asked, "source_prompt"), _text(asked, "prompt")
-        all_settings = self._all_settings(asked, own_size=True)
-        is_random = asked.get("seed", -1) == -1  # then the first picture keeps the noise of what it is made of
-        made = self._pictures.edit(data, prompt, all_settings, region, source_prompt, keeps_noise=is_random)
-        return _answer(asked, made)
+        all_settings, more_notes = self._all_settings(given, (None, None))
+        is_random = _is_random(given.get("seed"))  # then the first picture keeps the noise of what it is made of
+        made = self._pictures.edit(
+            data, _prompt(given), all_settings, region, given.text("source_prompt"), keeps_noise=is_random
+        )
+        kept = kept_notes(made[0], _asked_of_edit(given, all_settings[0]))
+        return _answer(asked, given, made, (*notes, *more_notes, *kept))
 
     def interrupt(self) -> dict[str, Any]:
         """Stop what runs for programs."""
         self._pictures.interrupt()
         return {}
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self, skip_current_image: bool = False) -> dict[str, Any]:
         """How far the run is that told of itself last."""
         now = self._pictures.progress
         step, steps = (now.step, now.steps) if now else (0, 0)
-        picture = now.picture if now else None
+        picture = now.picture if now and not skip_current_image else None
         return {
             "progress": step / steps if steps else 0.0,
             "eta_relative": (now.seconds_left or 0.0) if now else 0.0,
@@ -109,15 +120,24 @@ class WebuiApi:
         return {"sd_model_checkpoint": self._model or self._pool.first.label}
 
     def set_options(self, asked: dict[str, Any] = Body()) -> None:  # noqa: B008
-        """Choose the model of later requests; other options are not known, and left alone."""
-        if "sd_model_checkpoint" in asked:
-            name = _text(asked, "sd_model_checkpoint")
+        """Choose the model of later requests. Raises InputError for other options that ask for something."""
+        if unread := OPTIONS.notes_on(asked):
+            raise InputError(f"{unread[0]}; options are sd_model_checkpoint, all else is of a request")
+        if name := OPTIONS.obeyed(asked).text("sd_model_checkpoint"):
             self._pool.select(name)
             self._model = name
 
     def samplers(self) -> list[dict[str, Any]]:
         """The samplers, by web UIs' names."""
         return [{"name": name.label, "aliases": [name.value], "options": {}} for name in SchedulerName]
+
+    def schedulers(self) -> list[dict[str, Any]]:
+        """The noise schedules, by web UIs' names."""
+        return [{"name": name.casefold(), "label": name} for name in ("Automatic", "Uniform", "Karras", "Exponential")]
+
+    def loras(self) -> list[dict[str, Any]]:
+        """The LoRAs that tags in a prompt may name."""
+        return [{"name": each, "alias": each, "path": each, "metadata": {}} for each in self._pool.loras.labels]
 
     def models(self) -> list[dict[str, Any]]:
         """The models that are offered."""
@@ -131,43 +151,69 @@ class WebuiApi:
         """The scripts that are installed, which are none."""
         return {"txt2img": [], "img2img": []}
 
-    def _all_settings(self, asked: dict[str, Any], *, own_size: bool) -> list[SourceSettings]:
-        """The settings of every picture that is asked for."""
-        counts = asked.get("batch_size", 1), asked.get("n_iter", 1)
+    def _all_settings(
+        self, given: Obeyed, size: tuple[int | None, int | None]
+    ) -> tuple[list[SourceSettings], tuple[str, ...]]:
+        """The settings of every picture that is asked for, and notes.
+
+        Args:
+            given: the request's fields.
+            size: width and height; None for the model's own, or the picture's.
+        """
+        counts = given.get("batch_size", 1), given.get("n_iter", 1)
         if not all(type(each) is int and 1 <= each <= MAX_PICTURES for each in counts) or prod(counts) > MAX_PICTURES:
             raise InputError(f"batch_size times n_iter must be 1 to {MAX_PICTURES}, got {counts!r:.40}")
-        count = prod(counts)
-        seed = asked.get("seed", -1)
-        first = randbelow(SEEDS[1] - MAX_PICTURES) if seed == -1 else seed
-        overridden = asked.get("override_settings") or {}
+        count, seed = prod(counts), given.get("seed")
+        first = randbelow(SEEDS[1] - MAX_PICTURES) if _is_random(seed) else seed
+        overridden = given.get("override_settings") or {}
         if not isinstance(overridden, dict):
             raise InputError(f"override_settings must be an object, got {type(overridden).__name__}")
-        clip_skip = overridden.get("CLIP_stop_at_last_layers", 1)
+        notes, override = OVERRIDES.notes_on(overridden), OVERRIDES.obeyed(overridden)
         settings = SourceSettings(
-            steps=asked.get("steps", 25),
-            guidance=asked.get("cfg_scale"),
-            width=None if own_size else asked.get("width"),
-            height=None if own_size else asked.get("height"),
-            scheduler=_scheduler(asked),
-            negative_prompt=_text(asked, "negative_prompt"),
-            model=_text(overridden, "sd_model_checkpoint") or self._model,
-            clip_skip=max(0, clip_skip - 1) if isinstance(clip_skip, int) else clip_skip,
+            steps=given.get("steps", 25),
+            guidance=given.get("cfg_scale"),
+            width=size[0],
+            height=size[1],
+            scheduler=_scheduler(given),
+            negative_prompt=given.text("negative_prompt"),
+            model=override.text("sd_model_checkpoint") or self._model,
+            clip_skip=_clip_skip(given.get("clip_skip"), override.get("CLIP_stop_at_last_layers")),
         )
-        return [replace(settings, seed=first + i if isinstance(first, int) else first) for i in range(count)]
+        return [replace(settings, seed=first + i if isinstance(first, int) else first) for i in range(count)], notes
 
 
-def _scheduler(asked: dict[str, Any]) -> str:
+def _is_random(seed: object) -> bool:
+    """Whether a seed asks for a new one."""
+    return seed in (None, "", -1)
+
+
+def _clip_skip(own: object, override: object) -> Any:
+    """Layers to leave out, of the two fields that say so: the number of the last layer that is used, from the end."""
+    told = {each for each in (own, override) if isinstance(each, int) and each}
+    if len(told) > 1:
+        raise InputError(f"clip_skip and CLIP_stop_at_last_layers must be equal, got {own!r:.40} and {override!r:.40}")
+    other = next((each for each in (own, override) if each is not None and not isinstance(each, int)), None)
+    return other if other is not None else max(0, max(told, default=1) - 1)
+
+
+def _prompt(given: Obeyed) -> str:
+    """The prompt, without tags of LoRAs where they are switched off."""
+    prompt = given.text("prompt")
+    return without_loras(prompt) if given.get("disable_extra_networks") else prompt
+
+
+def _scheduler(given: Obeyed) -> str:
     """The sampler of `sampler_name` and `scheduler`, which web UIs name apart since 1.9."""
-    name, noise = _text(asked, "sampler_name") or _text(asked, "sampler_index"), _text(asked, "scheduler")
-    named = noise.casefold() in _PLAIN or name.casefold().endswith(noise.casefold())
-    return (name if named else f"{name} {noise}") or "ddim"
+    name = given.text("sampler_name") or given.text("sampler_index")
+    return web_ui_scheduler(name, given.text("scheduler")) or "ddim"
 
 
-def _text(asked: dict[str, Any], name: str) -> str:
-    value = asked.get(name)
-    if value is not None and not isinstance(value, str):
-        raise InputError(f"{name} must be text, got {type(value).__name__}")
-    return value or ""
+def _asked_of_edit(given: Obeyed, settings: SourceSettings) -> dict[str, object]:
+    """The fields of a request that an edit takes from its picture, as far as they are given."""
+    asked = {name: given.get(name) for name in ("steps", "cfg_scale", "negative_prompt", "width", "height")}
+    if given.text("sampler_name") or given.text("sampler_index"):
+        asked["sampler_name"] = SchedulerName(settings.scheduler).label
+    return asked | {"model": settings.model or None, "clip_skip": settings.clip_skip or None}
 
 
 def _decode(text: object, what: str) -> bytes:
@@ -177,18 +223,27 @@ def _decode(text: object, what: str) -> bytes:
     return views.decode_base64(text.rpartition(",")[2], what)
 
 
-def _mask(asked: dict[str, Any], size: tuple[int, int]) -> Image.Image:
-    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere."""
-    if not asked.get("mask"):
+def _mask(given: Obeyed, size: tuple[int, int]) -> Image.Image:
+    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere.
+
+    Raises:
+        InputError: no picture, or one that marks nothing.
+    """
+    if not given.get("mask"):
         return Image.new("L", size, 255)
-    mask = images.decode_mask(_decode(asked["mask"], "mask"), size)
-    return ImageOps.invert(mask) if asked.get("inpainting_mask_invert") else mask
+    mask = decode_mask(_decode(given.get("mask"), "mask"), size=size)
+    mask = ImageOps.invert(mask) if given.get("inpainting_mask_invert") else mask
+    if not marks(mask):
+        raise InputError("mask must be white, or painted on clear, where the picture may change, got nothing marked")
+    return mask
 
 
-def _answer(asked: dict[str, Any], made: "list[ProgramPicture]") -> dict[str, Any]:
+def _answer(
+    asked: dict[str, Any], given: Obeyed, made: "list[ProgramPicture]", notes: tuple[str, ...]
+) -> dict[str, Any]:
     """The pictures, what was asked for, and as `info` what the first one was made with."""
-    heavy = {"init_images", "mask"}
-    told = {name: value for name, value in asked.items() if name not in heavy}
+    heavy = set() if asked.get("include_init_images") else {"init_images", "mask"}
+    told = {name: value for name, value in asked.items() if name not in {*heavy, "auth", "url"}}
     config, seeds = made[0].config, [one.config.seed for one in made]
     info = {
         "prompt": config.prompt,
@@ -201,9 +256,13 @@ def _answer(asked: dict[str, Any], made: "list[ProgramPicture]") -> dict[str, An
         "width": config.width,
         "height": config.height,
         "index_of_first_image": 0,
+        "sd_model_name": made[0].model,
+        "clip_skip": config.clip_skip + 1,
+        "notes": list(dict.fromkeys([*notes, *(note for one in made for note in one.notes)])),
     }
+    sends = given.get("send_images") is not False
     return {
-        "images": [base64.b64encode(one.data).decode() for one in made],
+        "images": [base64.b64encode(one.data).decode() for one in made] if sends else [],
         "parameters": told | dict.fromkeys(heavy & asked.keys()),
         "info": json.dumps(info),
     }

@@ -40,6 +40,7 @@ from fisedit.values import (
     check_structure,
     first_step,
 )
+from fisedit.values.prompt_syntax import check_syntax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -253,7 +254,10 @@ class EditRequests(ABC):
 
         Raises:
             AdapterError: a condition, and no adapter that reads it.
+            PromptError: a prompt has syntax of web UIs that is not read.
         """
+        check_syntax(config.prompt)
+        check_syntax(config.negative_prompt, "negative_prompt")
         self.refresh()
         size = None if picture is None else picture.size
         like = self._conditions(config, config, conditions, size)
@@ -296,6 +300,9 @@ class EditRequests(ABC):
         textual_inversion.check_words(self.engine.pipe, parent.config, [each.prompt for each in parent.run.regional])
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
+        regional = tuple((each, check_prompt(own)) for each, own in regional)
+        for new in {prompt, *(own for _, own in regional)} - {parent.prompt}:  # an old session's stays what it was
+            check_syntax(new)
         like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
         changes: dict[str, Any] = {"prompt": prompt, "like": like}
         if repaint.seed is not None:
@@ -316,7 +323,7 @@ class EditRequests(ABC):
             strength=repaint.strength,
             structure=repaint.structure,
             erases=repaint.erases,
-            regional=tuple((each, check_prompt(own)) for each, own in regional),
+            regional=regional,
             verify=verify,
             on_step=on_step,
         )

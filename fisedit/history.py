@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditRun, EditScript, EditStats, GenerationConfig, cell_pixels, copy_on_read
+from fisedit.values import EditMask, EditRun, EditScript, EditStats, GenerationConfig, copy_on_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,7 +29,7 @@ class EditResult:
         parent: id of the result it was edited from; None for a source.
         config: prompt, seed, sampler and size.
         image: the picture.
-        mask: the latent cells whose pixels may differ from the parent's.
+        mask: the latent cells whose pixels may differ from the parent's, and which of their pixels.
         diff: what the prompt edit changed.
         stats: what it cost and why.
         run: how it was computed.
@@ -66,7 +66,7 @@ class EditResult:
             raise SessionError(f"parent must have this result's {self.size} pixels, got {parent.size}; pass its parent")
         different = np.asarray(parent.image) != np.asarray(self.image)
         pixels = different if different.ndim == 2 else different.any(axis=2)
-        return int((pixels & ~cell_pixels(self.mask.grid, self.size, self.config.crop)).sum())
+        return int((pixels & ~self.mask.painted(self.size, self.config.crop)).sum())
 
     @property
     def size(self) -> tuple[int, int]:
@@ -76,9 +76,10 @@ class EditResult:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes that its picture and its canvas take in memory."""
+        """Bytes that its picture, its canvas and its mask's pixels take in memory."""
         images: list[Image | None] = [vars(self)[name] for name in ("image", "painted")]
-        return sum(image.width * image.height * len(image.getbands()) for image in images if image is not None)
+        pixels = 0 if self.mask.pixels is None else self.mask.pixels.nbytes
+        return pixels + sum(image.width * image.height * len(image.getbands()) for image in images if image is not None)
 
     @property
     def recipe(self) -> GenerationConfig:

@@ -18,8 +18,9 @@ from fisedit.edit_requests import EditRequest
 from fisedit.errors import MaskError, ModelError, PageError
 from fisedit.history import EditResult, History
 from fisedit.masking.drift_check import DriftDetected
-from fisedit.models.device import default_torch_state, device_and_dtype, weight_versions, weights_digest
+from fisedit.models.device import default_torch_state, device_and_dtype, weights_digest
 from fisedit.models.injection import exclusive
+from fisedit.models.weight_changes import count_changes
 from fisedit.planner import EditPlan
 from fisedit.rendering import Job, Renderer, RenderOutput
 from fisedit.sampling.trajectory import Trajectory
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from fisedit.storage.pages import Page
 
 T = TypeVar("T")
+
+LEVEL_OPAQUE = 255
+"""Alpha of a pixel that nothing shines through."""
 
 MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
@@ -61,12 +65,14 @@ class EditPipeline(Renderer):
         """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
 
         Raises:
-            ModelError: the parts of the pipeline differ in dtype or device, or one was taken out.
+            ModelError: the parts of the pipeline differ in dtype or device, one was taken out, or a file that weights
+                are mapped from was written to.
         """
         pipe = self.engine.pipe
         if pipe.unet is not self.engine.executor.unet:
             raise ModelError("the pipeline has another UNet than this editor was made for; make a new Editor(pipe)")
-        placement, weights = device_and_dtype(pipe), weight_versions(pipe)
+        placement = device_and_dtype(pipe)
+        weights = [count_changes(part) for part in self._parts()]
         if pipe.scheduler is None:
             raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
         model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
@@ -153,11 +159,10 @@ class EditPipeline(Renderer):
         self.restore(request)
         edits = [self._latent_edit(each, plan) for each in requests]
         latents = self.engine.run_clip(self.source(request)[0], edits, self._callback(request), pads)
-        self._check_loras(request)
+        self._check_model(request)
         frames = []
         for each, final in zip(requests, latents, strict=True):
-            canvas = self._decode(each, plan, Trajectory(each.config, latents=[final])).image
-            frames.append(_on_picture(each, plan, canvas))
+            frames.append(_on_picture(each, plan, self._decode(each, plan, Trajectory(each.config, latents=[final]))))
         return frames
 
     def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
@@ -229,7 +234,7 @@ class EditPipeline(Renderer):
         macs, run = self.planner.macs(request, plan), replace(plan.run(request), rim=output.rim)
         stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
         if output.rim is not None:
-            plan = replace(plan, mask=replace(plan.mask, grid=plan.mask.grid | output.rim))
+            plan = replace(plan, mask=plan.mask.with_cells(plan.mask.grid | output.rim))
         stats = replace(
             stats,
             mask_area=plan.mask.area,
@@ -241,7 +246,7 @@ class EditPipeline(Renderer):
         if request.picture is not None:
             image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
         elif parent:
-            image = _on_picture(request, plan, image)
+            image = _on_picture(request, plan, output)
         with exclusive(self.history):
             result = EditResult(
                 id=self.history.next_id(),
@@ -262,7 +267,7 @@ class EditPipeline(Renderer):
         assert request.parent is not None
         parent = request.parent
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
-        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}",))
+        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes))
         dense = self.planner.costs(request.config).dense(0)
         stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
         with exclusive(self.history):
@@ -305,11 +310,32 @@ class EditPipeline(Renderer):
         )
 
 
-def _on_picture(request: EditRequest, plan: EditPlan, canvas: Image) -> Image:
+def _on_picture(request: EditRequest, plan: EditPlan, output: RenderOutput) -> Image:
     """An edit's picture: its canvas, or that set into the picture which the parent's canvas shows."""
-    parent = request.parent
+    parent, mask = request.parent, plan.mask
     assert parent is not None
-    return paste_edit(parent.image, canvas, plan.mask.grid, parent.config.crop) if parent.painted else canvas
+    if not parent.painted:
+        return output.image
+    fills = _fills_clear_pixels(mask)
+    return paste_edit(parent.image, output.paint, mask.grid, parent.config.crop, mask.pixels, fills=fills)
+
+
+def _fills_clear_pixels(mask: EditMask) -> bool:
+    """Whether what is clear in a mask becomes opaque: where it was given, as words also find what is around a thing."""
+    return mask.source is MaskSource.GIVEN
+
+
+def _clear_notes(parent: EditResult, mask: EditMask) -> tuple[str, ...]:
+    """What became of the clear pixels of a picture that are in the mask of its edit."""
+    picture = parent.image
+    if picture.mode not in ("LA", "RGBA"):
+        return ()
+    alpha = np.asarray(picture.getchannel("A"))
+    if (alpha[mask.painted(picture.size, parent.config.crop)] == LEVEL_OPAQUE).all():
+        return ()
+    if _fills_clear_pixels(mask):
+        return ("transparent pixels in the mask were filled, and are opaque now",)
+    return ("transparent pixels were painted and stay transparent, as words say where; give a mask to fill them",)
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
@@ -327,7 +353,7 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
     left, top, right, bottom = crop or (0, 0, *request.parent.size)
     if upscale := upscale_note((right - left, bottom - top), image.size, is_part=crop is not None):
         notes.append(upscale)
-    return tuple(notes)
+    return (*notes, *_clear_notes(request.parent, plan.mask))
 
 
 def _part_notes(request: EditRequest) -> tuple[str, ...]:

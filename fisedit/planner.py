@@ -13,6 +13,8 @@ import numpy as np
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
+from fisedit.masking.masks import cells_of_pixels
+from fisedit.masking.region_values import WHOLE
 from fisedit.sampling.prompt_encoding import EncodedPrompt
 from fisedit.sparse.cost_model import steps_alike
 from fisedit.sparse_kernels.dilation import dilate
@@ -92,6 +94,16 @@ class EditPlan:
         """The latent cells that are decoded: booleans [h, w]."""
         return dilate(self.mask.grid, 1) if self.has_rim else self.mask.grid
 
+    @property
+    def rim_allowed(self) -> BoolGrid:
+        """Cells [h, w] that may become a part of the mask since the edit shows there: beside one that is painted as a
+        whole, and not protected."""
+        whole, cells = self.mask.grid, self.mask.grid.shape
+        if self.mask.pixels is not None:
+            whole = whole & (cells_of_pixels(self.mask.pixels, cells, np.minimum) == WHOLE)
+        allowed: BoolGrid = dilate(whole, 1)
+        return allowed if self.protected is None else allowed & ~self.protected
+
     def run(self, request: EditRequest) -> EditRun:
         """How the request is computed by this plan.
 
@@ -151,7 +163,7 @@ class Planner:
         with request.stopwatch.stage("mask"):
             found = request.region.resolve(scope)
             regional = self._regional(request, scope)
-            mask, start = self._begin(found.mask, request)
+            mask, start = self._begin(found.kept_to_pixels(), request)
         if not mask.grid.any():
             return self.plan_unchanged(request, "nothing is left of the mask")
         if request.new_noise and mask.levels is not None and config.scheduler in _LONG_MEMORIES:
@@ -170,7 +182,7 @@ class Planner:
             prompt,
             () if reason else dilation,
             reason,
-            notes=(*prompt.notes, *self._adapter_notes(request, start)),
+            notes=(*prompt.notes, *request.region.notes, *self._adapter_notes(request, start)),
             probes=scope.probes,
             extra_macs=extra_macs + scope.macs + len(regional) * costs.text(),
             recorded=self._engine.has_adapter_features(source, config),
@@ -234,7 +246,7 @@ class Planner:
             run: how it was computed.
         """
         shares = source is not None and self._reuses_unconditional(request, prompt, source, run.start)
-        mask = mask if run.rim is None else replace(mask, grid=mask.grid & ~run.rim)
+        mask = mask if run.rim is None else mask.with_cells(mask.grid & ~run.rim)
         plan = EditPlan(
             mask,
             prompt,
@@ -262,9 +274,12 @@ class Planner:
         spent = sum(costs.sparse_step(old_mask.grid, cells) for cells in steps_run)
         extra_macs = spent - self._shared_macs(request, plan, costs)
         plan = replace(plan, extra_macs=plan.extra_macs + extra_macs, check=None)
-        mask = self._full_mask(request.config) if drift.is_global else replace(old_mask, grid=drift.grid)
+        full = self._full_mask(request.config)
+        grid = full.grid if drift.is_global else drift.grid
         if plan.protected is not None:
-            mask = replace(mask, grid=mask.grid & ~plan.protected)
+            grid = (grid & ~plan.protected) | (grid & old_mask.grid)
+        mask = old_mask.with_cells(grid)
+        mask = replace(full, grid=mask.grid, pixels=mask.pixels) if drift.is_global else mask
         if drift.is_global:
             reason = f"at step {drift.step} the edit changed the picture everywhere"
             return replace(plan, mask=mask, dilation=(), fallback=reason)

@@ -19,12 +19,13 @@ from fisedit.masking.localize import shared_tokens
 from fisedit.masking.region import Region
 from fisedit.models.device import default_torch_state
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
+from fisedit.models.weight_changes import check_files, count_changes
 from fisedit.planner import EditPlan, Planner
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
-from fisedit.sparse.compositing import composite, find_rim
+from fisedit.sparse.compositing import composite, find_rim, mix
 from fisedit.sparse.feature_cache import ShiftedFeatures, StepFeatures
 from fisedit.sparse.modules import loras
 from fisedit.sparse.vae_decode import DecoderCache, decode
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderKL, StableDiffusionPipeline
     from PIL.Image import Image
     from torch import Tensor
+    from torch.nn import Module
 
     from fisedit.sampling.trajectory_cache import TrajectoryCache
     from fisedit.sparse.feature_codec import FeatureEncoding
@@ -51,6 +53,7 @@ class RenderOutput:
     Args:
         trajectory: of its latents.
         image: RGB, of the config's size.
+        paint: the same before pixels that a mask takes in part are mixed.
         decoder: what its decode recorded.
         decoded: latents [1, 4, h, w] of that decode.
         rim: booleans [h, w], cells beside the plan's mask that show the edit too; None where they were not looked for.
@@ -58,6 +61,7 @@ class RenderOutput:
 
     trajectory: Trajectory
     image: Image
+    paint: Image
     decoder: DecoderCache
     decoded: Tensor
     rim: BoolGrid | None = None
@@ -88,6 +92,8 @@ class Renderer(EditRequests):
         self.cache = cache
         self.planner = Planner(self.engine)
         self._recorded_with: object = None
+        for part in self._parts():
+            count_changes(part)  # those before are the model's own
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
@@ -111,12 +117,19 @@ class Renderer(EditRequests):
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
-        self._check_loras(request)
+        self._check_model(request)
         return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
-    def _check_loras(self, request: EditRequest) -> None:
+    def _parts(self) -> list[Module]:
+        """The parts of the model with weights that pictures are made with."""
         pipe = self.engine.pipe
-        if loras(pipe.unet, pipe.text_encoder) != request.config.loras:
+        return [part for part in (pipe.unet, pipe.vae, pipe.text_encoder) if part is not None]
+
+    def _check_model(self, request: EditRequest) -> None:
+        for part in self._parts():
+            check_files(part)
+        self.engine.references.check_files()
+        if loras(self.engine.pipe.unet, self.engine.pipe.text_encoder) != request.config.loras:
             raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
@@ -168,13 +181,15 @@ class Renderer(EditRequests):
                     image, decoder = self.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
             else:
                 image, decoder = decode(vae, latents)
-            if request.parent and cache:
-                grid = plan.mask.grid
-                if plan.has_rim and rim is None:
-                    rim = find_rim(cache.picture, image, grid)
-                    rim &= True if plan.protected is None else ~plan.protected
-                image = composite(request.parent.canvas, image, grid, rim, cache.picture)
-            return RenderOutput(trajectory, image, decoder, latents, rim)
+            if not (request.parent and cache):
+                return RenderOutput(trajectory, image, image, decoder, latents, rim)
+            mask, canvas = plan.mask, request.parent.canvas
+            if plan.has_rim and rim is None:
+                rim = find_rim(cache.picture, image, mask.grid) & plan.rim_allowed
+            shares = mask.canvas_pixels if rim is None else mask.with_cells(mask.grid | rim).canvas_pixels
+            paint = composite(canvas, image, mask.grid, rim, cache.picture, None if shares is None else shares > 0)
+            image = paint if shares is None else mix(canvas, paint, shares)
+            return RenderOutput(trajectory, image, paint, decoder, latents, rim)
 
     def _invert(self, request: EditRequest, plan: EditPlan) -> RenderOutput:
         """An opened picture on its canvas, and the trajectory that it might have had."""
@@ -194,7 +209,7 @@ class Renderer(EditRequests):
             else:
                 trajectory = self.engine.invert(config, text, clean, callback, inputs)
         with request.stopwatch.stage("decode"), torch.inference_mode():
-            return RenderOutput(trajectory, canvas, decode(pipe.vae, clean)[1], clean)
+            return RenderOutput(trajectory, canvas, canvas, decode(pipe.vae, clean)[1], clean)
 
     @default_torch_state()
     def render_dense(self, request: EditRequest) -> Image:
@@ -203,7 +218,7 @@ class Renderer(EditRequests):
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
             latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
-        self._check_loras(request)
+        self._check_model(request)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.engine.pipe.vae, latents)[0]
 

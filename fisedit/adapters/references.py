@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import PIL.Image
 from scipy.ndimage import binary_fill_holes
+from torch import nn
 
 from fisedit.adapters.picture_adapter import AdapterInputs
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.injection import exclusive
+from fisedit.models.weight_changes import check_files, count_changes
 from fisedit.storage.canvas import to_canvas, to_editable
 from fisedit.storage.session_reader import SessionAssets
 from fisedit.values import CONTROL, DRIVE, MOTION, REFERENCE, AdapterReference, AdapterUse, SavedAdapter, check_scale
@@ -95,6 +97,8 @@ class References:
         if name in self.adapters:
             raise AdapterError(f"the adapter {source} is loaded already; change its scale with scale_adapter")
         adapter.match(self._pipe.unet)
+        for module in _modules(adapter):
+            count_changes(module)
         self.adapters[name] = LoadedAdapter(adapter, source, use, image_encoder)
         return name
 
@@ -141,6 +145,16 @@ class References:
     def forget(self) -> None:
         """Drop what was read."""
         self._kept.clear()
+
+    def check_files(self) -> None:
+        """Check the files that adapters' weights are mapped from.
+
+        Raises:
+            ModelError: one of them was written to in place.
+        """
+        for loaded in self.adapters.values():
+            for module in _modules(loaded.adapter):
+                check_files(module)
 
     def refresh(self) -> None:
         """Drop what was read and move adapters to where the UNet is, for when the model was changed or moved."""
@@ -353,3 +367,8 @@ class References:
 
 def _key(entry: AdapterReference, config: GenerationConfig, branches: int) -> tuple[str, str, int, int, int]:
     return entry.adapter, entry.reference, config.width, config.height, branches
+
+
+def _modules(adapter: PictureAdapter) -> list[nn.Module]:
+    """The networks that an adapter holds."""
+    return [part for part in vars(adapter).values() if isinstance(part, nn.Module)]

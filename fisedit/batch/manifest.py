@@ -20,6 +20,7 @@ from fisedit.batch.values import BatchItem, BatchJob, OutputFormat
 from fisedit.errors import InputError
 from fisedit.storage.file_kinds import OTHER, file_kind
 from fisedit.storage.files import IMAGE_FORMATS
+from fisedit.values.prompt_syntax import check_syntax
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """Suffixes of files that are edited, and fail if they are no pictures; others are where they hold one. Hidden files
@@ -96,6 +97,7 @@ def _check_job(job: BatchJob) -> None:
     for name, prompt in (("--prompt", job.prompt), ("--source-prompt", job.source_prompt)):
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"{name} must be text, got {type(prompt).__name__}")
+        check_syntax(prompt or "", name)
     if job.prompt is not None and not job.prompt.strip():
         raise InputError("--prompt must say something, got nothing; describe the changed picture")
     if job.source_prompt is not None and job.captions is not None:

@@ -38,6 +38,7 @@ from fisedit.integrations import mask_providers
 from fisedit.models.paths import DEMO_ADAPTERS, demo_adapter_folder, expand_home, model_digest
 from fisedit.storage import files
 from fisedit.values import check_quality, make_generation_config
+from fisedit.values.prompt_syntax import check_syntax
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep
@@ -163,6 +164,7 @@ def _check_settings(settings: BatchSettings) -> None:
         mask_providers.check_choice(settings.threshold, settings.instance)
         if Path(settings.detect).suffix.lower() in (".json", ".csv"):
             mask_providers.AnnotationFile(Path(settings.detect))
+    check_syntax(settings.negative_prompt, "negative_prompt")
     make_generation_config(
         "a picture",
         seed=0,

@@ -25,7 +25,8 @@ from fisedit.models.malloc import keep_freed_memory
 from fisedit.storage import images
 from fisedit.storage.canvas import needs_crop, to_editable, upright_size
 from fisedit.storage.image_metadata import Metadata, read_metadata
-from fisedit.values import MaskSource, cell_pixels
+from fisedit.storage.mask_images import decode_mask
+from fisedit.values import MaskSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -204,7 +205,7 @@ class BatchWorker:
             return self._edit_found(item, self._provider, on_step)
         data = images.read_bytes(item.mask) if item.mask else b""
         source = self._open(item, data, on_step)
-        mask = images.decode_mask(data, source.result.size) if item.mask else None
+        mask = decode_mask(data) if item.mask else None
         source.editor.checkout(source.result.id)
         own: dict[str, Any] = {"quality": self._settings.quality, **self._pictures}
         result = source.editor.edit(item.prompt, mask=mask, on_step=on_step, **own)
@@ -248,7 +249,7 @@ class BatchWorker:
             own: dict[str, Any] = {"quality": settings.quality, **self._pictures}
             result = editor.edit(item.prompt, region=region, on_step=on_step, **own)
             if result.mask.source is not MaskSource.NOWHERE:
-                covered |= cell_pixels(result.mask.grid, result.size, source.config.crop)
+                covered |= result.mask.painted(result.size, source.config.crop)
             notes += result.stats.notes
         area, change, metadata = b"", "", None
         if result is not None:
@@ -290,7 +291,7 @@ class BatchWorker:
         editor = self._new_editor()  # its features end with it
         size = upright_size(picture.image)
         opened_by = item.mask if needs_crop(size, editor.native_size) else None
-        region = Region.mask(images.decode_mask(mask, size)) if opened_by else None
+        region = Region.mask(decode_mask(mask)) if opened_by else None
         result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
         self._source = _OpenedSource(item.source, data, picture, editor, result, opened_by)
         return self._source
@@ -326,7 +327,7 @@ def _mask_png(result: EditResult) -> bytes:
     if result.mask.source is MaskSource.NOWHERE:
         return b""
     crop = result.config.crop
-    return _png(result.mask.raster if crop is None else cell_pixels(result.mask.grid, result.size, crop))
+    return _png(result.mask.raster if crop is None else result.mask.painted(result.size, crop))
 
 
 def _png(raster: NDArray[Any]) -> bytes:

@@ -294,9 +294,10 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
     caption = given["source_prompt"]
     if given["caption_model"] is not None:
         from fisedit.models import captioning
+        from fisedit.storage.canvas import upright
 
         local = given["local_files_only"]
-        caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
+        caption = captioning.caption(upright(opened.image), given["caption_model"], local_files_only=local)
     parts = {"region": region, "context": given["context_ratio"], "inversion": given["inversion"]}
     parts |= {"control": CANNY} if is_canny(given["control"]) else {}
     editor.open(opened.image, caption, on_step=on_step, **parts, **config)
@@ -314,10 +315,9 @@ def _show_preview(editor: Editor, found: Preview, output: Path, notes: tuple[str
 
     from fisedit.storage.contact_sheet import overlay
     from fisedit.storage.images import write_image
-    from fisedit.values import cell_pixels
 
     now = editor.current
-    inside = cell_pixels(found.mask.grid, now.size, now.config.crop)
+    inside = found.mask.painted(now.size, now.config.crop)
     notes += found.notes + write_image(overlay(now.image, Image.fromarray(inside).convert("L")), output)
     values = {
         "change": str(found.diff),

@@ -91,14 +91,16 @@ def check_settings(context: typer.Context) -> None:
     """Check what a picture is made and edited with before a model is loaded.
 
     Raises:
-        PromptError: a prompt that says nothing. InputError: another value out of range.
+        PromptError: a prompt that cannot be used. InputError: another value out of range.
     """
     from fisedit.values import check_prompt
+    from fisedit.values.prompt_syntax import check_syntax
 
     given = context.params
     config = check_config(given, given["inversion"] if given.get("picture") else None)
+    check_syntax(config.negative_prompt, "negative_prompt")
     if given["prompt"] is not None:
-        check_prompt(given["prompt"])
+        check_syntax(check_prompt(given["prompt"]))
     parse_adapters(given)
     parse_loras(given)
     _check_edit(context, config.num_timesteps)

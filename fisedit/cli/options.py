@@ -16,9 +16,9 @@ def _print_version(requested: bool) -> None:
 
 
 _SCHEDULERS = (
-    "ddim, ddim_trailing, dpmsolver++, dpmsolver++_karras, dpmsolver++_sde, dpmsolver++_sde_karras, dpm_sde, "
-    "dpm_sde_karras, euler, euler_trailing, euler_a, heun, pndm, unipc, lcm or tcd; or as web UIs say, such as "
-    "'DPM++ 2M Karras'."
+    "ddim, ddim_trailing, dpmsolver++, dpmsolver++_karras, dpmsolver++_sde, dpmsolver++_sde_karras, "
+    "dpmsolver++_sde_exponential, dpm_sde, dpm_sde_karras, euler, euler_trailing, euler_a, heun, pndm, unipc, lcm or "
+    "tcd; or as web UIs say, such as 'DPM++ 2M Karras'."
 )
 
 Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]

@@ -56,7 +56,7 @@ def marked_region(context: typer.Context) -> Region | None:
     """What --mask, --box, --point and --region mark; None without any."""
     from fisedit import Region
     from fisedit.integrations.region_json import parse_region
-    from fisedit.storage.images import read_mask
+    from fisedit.storage.mask_images import read_mask
 
     given = context.params
     regions = [Region.box(*parse_sides("box", text, float)) for text in given["box"] or ()]
@@ -94,7 +94,7 @@ def _read_regions(path: Path | None) -> list[tuple[Region, str]]:
 
 def _read_json(option: str, path: Path) -> tuple[object, Callable[[str], object]]:
     """A file's JSON, and what reads the masks that it names, beside it."""
-    from fisedit.storage.images import read_mask
+    from fisedit.storage.mask_images import read_mask
 
     return read_json(option, path), lambda name: read_mask(path.parent / name)
 
@@ -120,7 +120,7 @@ def _point(name: str, text: str) -> tuple[float, float]:
 def chosen_region(context: typer.Context, marked: Region | None) -> Region:
     """Where the picture may change: what is marked and where given words attend, or else the changed ones."""
     from fisedit import Region
-    from fisedit.storage.images import read_mask
+    from fisedit.storage.mask_images import read_mask
 
     given, region = context.params, marked
     if marked is None or given["word"]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from PIL.Image import Resampling
 
 from fisedit.edit_requests import Repaint
 from fisedit.errors import PageError, SessionError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.storage.pages import Page
+    from fisedit.values import EditMask
 
 
 from fisedit.editor.adapters import AdapterMixin
@@ -274,10 +276,9 @@ class SessionMixin(OpenMixin, AdapterMixin):
         in_place = run.erased or edit.seed is not None  # then words said where, and may be the same as before
         given = edit.mask.source is MaskSource.GIVEN or in_place
         region, strength = None, strength_for_start(run.start, past.config.num_timesteps)
-        if given and edit.mask.levels is None:
-            region = Region.mask(cell_pixels(edit.mask.grid, self.current.size))
-        elif given:
-            region, strength = Region.mask(edit.mask.image().resize(self.current.size, 0), soft=True), 1.0
+        if given:
+            region = _region_at(edit.mask, self.current.size)
+            strength = strength if edit.mask.levels is None else 1.0
         if run.erased:
             assert region is not None, "what was erased is known"
             return self.erase(region, prompt=edit.prompt, seed=edit.seed, on_step=on_step)
@@ -288,3 +289,8 @@ class SessionMixin(OpenMixin, AdapterMixin):
         return self.edit(
             edit.prompt, region=region, structure=run.structure, strength=strength, seed=edit.seed, on_step=on_step
         )
+
+
+def _region_at(mask: EditMask, size: tuple[int, int]) -> Region:
+    """The region of a mask on a picture of another size."""
+    return Region.mask(mask.image().resize(size, Resampling.NEAREST), soft=mask.levels is not None)

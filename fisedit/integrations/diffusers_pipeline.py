@@ -58,6 +58,9 @@ _USUAL_CALLS: Mapping[str, object] = {
 }
 """Argument of diffusers' that has no counterpart here -> the value that asks for what is done anyway."""
 
+_TCD_ETA = 0.3
+"""The eta that TCD runs with, its scheduler's own default; 0, that of diffusers' pipelines, is another sampler."""
+
 _NO_EDIT: Mapping[str, object] = {"mask_image": None, "source_prompt": None, "strength": 1.0}
 """Argument of a call that only edits have -> its default."""
 
@@ -70,6 +73,7 @@ _VARIANTS: Mapping[SchedulerName, Mapping[tuple[str, ...], SchedulerName]] = {
         ("karras",): SchedulerName.DPM_SOLVER_KARRAS,
         ("sde",): SchedulerName.DPM_SOLVER_SDE,
         ("karras", "sde"): SchedulerName.DPM_SOLVER_SDE_KARRAS,
+        ("exponential", "sde"): SchedulerName.DPM_SOLVER_SDE_EXPONENTIAL,
     },
 }
 """Scheduler -> settings that make it another one -> that one."""
@@ -465,7 +469,8 @@ class FisEditPipeline:
             raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}; seed one")
         if not isinstance(prompt, Sequence):
             raise PromptError(f"prompt must be text or several texts, got {type(prompt).__name__}; describe the image")
-        edit = _known_arguments(edit, _EDITING, _USUAL_CALLS)
+        makes_by_tcd = image is None and _scheduler_name(self.scheduler) is SchedulerName.TCD
+        edit = _known_arguments(edit, _EDITING, {**_USUAL_CALLS, **({"eta": _TCD_ETA} if makes_by_tcd else {})})
         settings: dict[str, Any] = {
             "seed": generator.initial_seed() if generator else 0,
             "negative_prompt": negative_prompt or "",

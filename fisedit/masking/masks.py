@@ -6,20 +6,19 @@ or low-confidence mask means.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fisedit.errors import MaskError, as_text
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import LATENT_FACTOR, EditMask
+from fisedit.storage.mask_images import mask_levels, scaled
+from fisedit.values import LATENT_FACTOR, EditMask, over_pixels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
-    from PIL.Image import Image
 
     from fisedit.values import BoolGrid, Box
 
@@ -40,87 +39,121 @@ MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""
 
 
-def grid_of_mask(
+class PlacedMask(NamedTuple):
+    """A given mask on the canvas of a picture.
+
+    Args:
+        levels: how much every cell may change, as much as the pixel of it that may change most: uint8 [h, w].
+        least: as much as the pixel of it that may change least: uint8 [h, w].
+        pixels: how much every pixel may change, uint8 [H, W] of the part of the picture that is on the canvas; None
+            where all pixels of a cell are alike.
+        note: for the user, or "".
+    """
+
+    levels: NDArray[np.uint8]
+    least: NDArray[np.uint8]
+    pixels: NDArray[np.uint8] | None = None
+    note: str = ""
+
+
+def place_mask(
     mask: object,
     height: int,
     width: int,
     size: tuple[int, int] | None = None,
     crop: Box | None = None,
     *,
+    soft: bool = False,
     strict: bool = True,
-) -> BoolGrid:
-    """The latent cells that a mask marks: those in which any pixel is at least half inside.
+) -> PlacedMask:
+    """Place a given mask on the canvas of a picture.
 
     Args:
-        mask: of the picture's size, a PIL image (white inside; transparent is outside) or a numpy array [height, width]
-            of booleans, floats 0 to 1, or integers (0 and 1, or 0 to 255); or a boolean grid [height / 8, width / 8] of
-            latent cells; or an `EditMask`.
+        mask: a PIL image, which is read as `storage.mask_images` says and scaled to the picture's size; a numpy array
+            [height, width] of that size, of booleans, floats 0 to 1, or integers (0 and 1, or 0 to 255); a boolean grid
+            [height / 8, width / 8] of latent cells; or an `EditMask`.
         height: of the canvas in pixels, divisible by 8.
         width: of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
         crop: the part of the picture that the canvas shows; None for all of it.
+        soft: whether grey says how much a cell may change; else a cell with a pixel that is at least half inside is
+            inside.
         strict: a mask that lies beside that part is refused; else it is empty there.
-
-    Returns:
-        Booleans [height / 8, width / 8]; possibly all false or all true.
 
     Raises:
         MaskError: a mask of another type, size or range of values.
     """
-    inside = _pixels_or_cells(mask, _binarized, height, width, size, crop, strict=strict)
-    return _cells_of_pixels(inside, (height // LATENT_FACTOR, width // LATENT_FACTOR))
+    cells, picture = (height // LATENT_FACTOR, width // LATENT_FACTOR), size or (width, height)
+    left, top, right, bottom = crop or (0, 0, *picture)
+    part = right - left, bottom - top
+    if isinstance(mask, EditMask) and mask.grid.shape == cells:
+        return _placed_again(mask, part, soft=soft)
+    array, note = _sized_array(mask, cells, (width, height), picture)
+    if (array.dtype == np.bool_ and array.shape == cells) or array.shape not in ((height, width), picture[::-1]):
+        levels = _shares(_grid_alone(array, cells, picture))
+        return PlacedMask(levels, levels)
+    shares, inside = _shares(array), _binarized(array)  # of all of it, as its range decides what values mean
+    if crop and array.shape == picture[::-1]:
+        shares, inside = (_cropped(each, crop, strict=strict) for each in (shares, inside))
+    marked = shares if soft else inside.astype(np.uint8) * 255
+    levels, least = (cells_of_pixels(marked, cells, extreme) for extreme in (np.maximum, np.minimum))
+    pixels = over_pixels(shares, part)
+    has_pixels = not np.array_equal(pixels, over_pixels(levels, part))
+    return PlacedMask(levels, least, pixels if has_pixels else None, note)
+
+
+def grid_of_mask(
+    mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
+) -> BoolGrid:
+    """The latent cells that a mask marks, booleans [height / 8, width / 8]; arguments and errors as in `place_mask`."""
+    return place_mask(mask, height, width, size, crop).levels > 0
 
 
 def levels_of_mask(
-    mask: object,
-    height: int,
-    width: int,
-    size: tuple[int, int] | None = None,
-    crop: Box | None = None,
-    *,
-    strict: bool = True,
+    mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
 ) -> NDArray[np.uint8]:
-    """How much every latent cell may change by a soft mask: as much as the pixel of it that may change most.
-
-    Args:
-        mask: of the forms that `grid_of_mask` reads, or levels of an `EditMask`.
-        height: of the canvas in pixels, divisible by 8.
-        width: of the canvas in pixels, divisible by 8.
-        size: width and height of the picture in pixels, if they are not the canvas's.
-        crop: as in `grid_of_mask`.
-        strict: as in `grid_of_mask`.
-
-    Returns:
-        uint8 [height / 8, width / 8]; 255 where all may change.
-
-    Raises:
-        MaskError: a mask of another type, size or range of values.
-    """
-    cells = height // LATENT_FACTOR, width // LATENT_FACTOR
-    if isinstance(mask, EditMask) and mask.levels is not None and mask.levels.shape == cells:
-        return mask.levels.copy()
-    return _cells_of_pixels(_pixels_or_cells(mask, _shares, height, width, size, crop, strict=strict), cells)
+    """How much every latent cell may change by a soft mask, uint8; arguments and errors as in `place_mask`."""
+    return place_mask(mask, height, width, size, crop, soft=True).levels
 
 
-def _pixels_or_cells(
-    mask: object,
-    convert: Callable[[NDArray[Any]], NDArray[Any]],
-    height: int,
-    width: int,
-    size: tuple[int, int] | None,
-    crop: Box | None,
-    *,
-    strict: bool,
-) -> NDArray[Any]:
-    """A mask's converted values, of the canvas's pixels, of the picture's that it shows, or of the latent cells. They
-    are converted as a whole, as their range decides what they mean."""
-    cells, picture = (height // LATENT_FACTOR, width // LATENT_FACTOR), size or (width, height)
-    _check_size(mask, (cells[::-1], (width, height), picture))
-    array = _as_array(mask)
-    if crop and array.shape == picture[::-1]:
-        return _cropped(convert(array), crop, strict=strict)
-    if (array.dtype == np.bool_ and array.shape == cells) or array.shape in ((height, width), picture[::-1]):
-        return convert(array)
+def _placed_again(mask: EditMask, part: tuple[int, int], *, soft: bool) -> PlacedMask:
+    """The mask of an edit on a canvas of as many cells; its pixels too, where the part of the picture is as large."""
+    whole = mask.grid.astype(np.uint8) * 255
+    levels = whole if mask.levels is None or not soft else mask.levels.copy()
+    if mask.pixels is None or mask.pixels.shape != part[::-1]:
+        return PlacedMask(levels, levels)
+    pixels = np.rint(mask.pixels / 255 * over_pixels(levels, part)).astype(np.uint8)
+    return PlacedMask(levels, cells_of_pixels(pixels, levels.shape, np.minimum), pixels)
+
+
+def _sized_array(
+    mask: object, cells: tuple[int, int], canvas: tuple[int, int], picture: tuple[int, int]
+) -> tuple[NDArray[Any], str]:
+    """The values of a mask, a picture's scaled where it has another size; and a note that it was, or ""."""
+    from PIL.Image import Image as PILImage
+
+    if isinstance(mask, EditMask):
+        return mask.grid, ""
+    if isinstance(mask, PILImage):
+        if mask.mode == "1" and mask.size == cells[::-1]:
+            return np.asarray(mask), ""
+        levels = mask_levels(mask)
+        if levels.size in (canvas, picture):
+            return np.asarray(levels, np.float32) / 255, ""
+        before, after = ("{}x{}".format(*pixels) for pixels in (levels.size, picture))
+        note = f"the mask of {before} pixels was scaled to the picture's {after}"
+        return np.asarray(scaled(levels, picture), np.float32) / 255, note
+    if isinstance(mask, np.ma.MaskedArray):
+        mask = mask.filled(0)
+    if isinstance(mask, np.ndarray):
+        return (mask[..., 0] if mask.ndim == 3 and mask.shape[-1] == 1 else mask), ""
+    raise MaskError(f"mask must be a PIL image, a numpy array or an EditMask, got {type(mask).__name__}; convert it")
+
+
+def _grid_alone(array: NDArray[Any], cells: tuple[int, int], picture: tuple[int, int]) -> BoolGrid:
+    """A boolean grid of latent cells. Raises MaskError for another array, which has the size of nothing."""
+    if array.dtype == np.bool_ and array.shape == cells:
+        return array
     raise MaskError(
         f"mask must have the picture's {picture[0]}x{picture[1]} pixels, or be a boolean grid of "
         f"{cells[1]}x{cells[0]} latent cells, got {_size_text(array)}; resize it"
@@ -136,54 +169,32 @@ def _cropped(array: NDArray[Any], crop: Box, *, strict: bool) -> NDArray[Any]:
     return part
 
 
-def _cells_of_pixels(pixels: NDArray[Any], cells: tuple[int, int]) -> NDArray[Any]:
-    """The greatest value in every cell; a cell smaller than a pixel takes the one at its middle."""
+def cells_of_pixels(pixels: NDArray[Any], cells: tuple[int, ...], extreme: np.ufunc = np.maximum) -> NDArray[Any]:
+    """The greatest value in every cell, or another extreme; a cell smaller than a pixel takes the one at its middle.
+
+    Args:
+        pixels: values [H, W].
+        cells: (h, w).
+        extreme: numpy's maximum or minimum.
+    """
     for axis, (n, m) in enumerate(zip(cells, pixels.shape, strict=True)):
         if m <= n:
             pixels = pixels.take(((np.arange(n) + 0.5) * m / n).astype(int), axis)
         else:
             cell_of_pixel = ((np.arange(m) + 0.5) * n / m).astype(int)
-            pixels = np.maximum.reduceat(pixels, np.searchsorted(cell_of_pixel, np.arange(n)), axis)
+            pixels = extreme.reduceat(pixels, np.searchsorted(cell_of_pixel, np.arange(n)), axis)
     return pixels
-
-
-def _check_size(mask: object, sizes: Sequence[tuple[int, int]]) -> None:
-    """Refuse an image of another size than one of these before anything of it is decoded."""
-    from PIL.Image import Image as PILImage
-
-    if isinstance(mask, PILImage) and mask.size not in sizes:
-        expected, actual = ("{}x{}".format(*pixels) for pixels in (sizes[-1], mask.size))
-        raise MaskError(f"mask must have the picture's {expected} pixels, got {actual}; resize it")
-
-
-def _as_array(mask: object) -> NDArray[Any]:
-    from PIL.Image import Image as PILImage
-
-    if isinstance(mask, EditMask):
-        return mask.grid
-    if isinstance(mask, PILImage):
-        return _luminance(mask)
-    if isinstance(mask, np.ma.MaskedArray):
-        mask = mask.filled(0)
-    if isinstance(mask, np.ndarray):
-        return mask[..., 0] if mask.ndim == 3 and mask.shape[-1] == 1 else mask
-    raise MaskError(f"mask must be a PIL image, a numpy array or an EditMask, got {type(mask).__name__}; convert it")
-
-
-def _luminance(image: Image) -> NDArray[Any]:
-    if image.mode in ("1", "I", "I;16", "F"):  # depths that a conversion to 8 bits would clip
-        return np.asarray(image)
-    colour = image.convert("RGBA")
-    luminance, alpha = (np.asarray(c, dtype=np.float32) / 255 for c in (colour.convert("L"), colour.getchannel("A")))
-    return luminance * alpha
 
 
 def _shares(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Values as shares of their range, 0 to 255."""
-    _binarized(array)  # which refuses what is no mask
-    if np.issubdtype(array.dtype, np.integer) and array.max() > 1:
-        return array.astype(np.uint8)
-    return np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+    is_inside = _binarized(array)  # which refuses what is no mask
+    if array.dtype == np.bool_:
+        return is_inside.astype(np.uint8) * 255
+    if np.issubdtype(array.dtype, np.integer):
+        return array.astype(np.uint8) * (1 if array.max() > 1 else 255)
+    rounded: NDArray[np.uint8] = np.rint(array * 255).astype(np.uint8)
+    return rounded
 
 
 def _binarized(array: NDArray[Any]) -> BoolGrid:

@@ -23,14 +23,14 @@ from fisedit.masking.region_values import (
     RegionCanvas,
     RegionMask,
     axes_of,
-    cell_span,
     check_border,
     check_points,
+    covered,
     joined_mask,
     mask_of,
     with_levels,
 )
-from fisedit.values import MAX_DILATION, EditMask, MaskSource, are_numbers
+from fisedit.values import MAX_DILATION, EditMask, MaskSource, are_numbers, over_pixels
 
 if TYPE_CHECKING:
     from fisedit.masking.region_values import Levels, Points, RegionScope
@@ -66,7 +66,8 @@ class Region(ABC):
         """A given mask.
 
         Args:
-            mask: a PIL image or numpy array of the picture's size, a boolean grid of latent cells, or an `EditMask`.
+            mask: a PIL image, which is scaled to the picture's size; a numpy array of that size; a boolean grid of
+                latent cells; or an `EditMask`. Black pixels keep their bytes, and grey ones are mixed.
             soft: whether grey says how much may change (Differential Diffusion, arXiv 2306.00950): a cell joins at the
                 step at which an edit of that strength would begin. Else what is at least half white is inside.
         """
@@ -102,7 +103,7 @@ class Region(ABC):
 
     @staticmethod
     def border(left: int = 0, top: int = 0, right: int = 0, bottom: int = 0) -> Region:
-        """The cells of which every pixel lies within so many pixels of a side, as a larger canvas adds them.
+        """The pixels within so many of a side, as a larger canvas adds them.
 
         Args:
             left: width in pixels, 0 or more.
@@ -194,6 +195,11 @@ class Region(ABC):
         return False
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the user on the masks of a bound region."""
+        return ()
+
+    @property
     def named_words(self) -> tuple[str, ...]:
         """The words that are named in it."""
         return ()
@@ -243,9 +249,12 @@ class _Words(Region):
 
 @dataclass(frozen=True, eq=False)
 class _Cells(Region):
-    """Bound: the levels of a given mask."""
+    """Bound: the levels of a given mask; the other values as in `RegionMask`."""
 
     levels: Levels
+    pixels: Levels | None = None
+    least: Levels | None = None
+    note: str = ""
 
     def bind(self, canvas: RegionCanvas) -> Region:
         if self.levels.shape != canvas.cells:
@@ -253,11 +262,15 @@ class _Cells(Region):
         return self
 
     def resolve(self, scope: RegionScope) -> RegionMask:
-        return RegionMask(mask_of(self.levels, MaskSource.GIVEN))
+        return RegionMask(mask_of(self.levels, MaskSource.GIVEN), "", self.pixels, self.least)
 
     @property
     def is_empty(self) -> bool:
         return not self.levels.any()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (self.note,) if self.note else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,12 +280,20 @@ class _Given(Region):
 
     def bind(self, canvas: RegionCanvas) -> Region:
         place = canvas.height, canvas.width, canvas.size, canvas.crop
-        if self.soft:
-            return _Cells(masks.levels_of_mask(self.given, *place, strict=canvas.strict))
-        return _Cells(masks.grid_of_mask(self.given, *place, strict=canvas.strict).astype(np.uint8) * WHOLE)
+        found = masks.place_mask(self.given, *place, soft=self.soft, strict=canvas.strict)
+        return _Cells(found.levels, found.pixels, None if found.pixels is None else found.least, found.note)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a mask is bound before it is resolved")
+
+
+def _cells_of(pixels: Levels, canvas: RegionCanvas) -> Region:
+    """A bound region of pixels, uint8 [H, W] of the part of the picture that is on a canvas: cells with any of them."""
+    most, least = (masks.cells_of_pixels(pixels, canvas.cells, extreme) for extreme in (np.maximum, np.minimum))
+    levels = (most > 0).astype(np.uint8) * WHOLE
+    if np.array_equal(pixels, over_pixels(levels, (pixels.shape[1], pixels.shape[0]))):
+        return _Cells(levels)
+    return _Cells(levels, pixels, (least == WHOLE).astype(np.uint8) * WHOLE)
 
 
 @dataclass(frozen=True)
@@ -287,19 +308,14 @@ class _Box(Region):
             raise InputError(f"a box must have left < right and top < bottom, got {self.sides}")
 
     def bind(self, canvas: RegionCanvas) -> Region:
-        part = canvas.crop or (0, 0, *canvas.size)
+        part = canvas.part
         if any(high <= least or low >= most for low, high, least, most in axes_of(self.sides, part)):
             if canvas.crop and not canvas.strict:
                 return _Cells(np.zeros(canvas.cells, np.uint8))
             where = f"the opened part {part} of the picture" if canvas.crop else "the picture's {}x{} pixels"
             raise MaskError(f"a box must lie on {where.format(*canvas.size)}, got {self.sides}")
-        levels = np.zeros(canvas.cells, np.uint8)
-        horizontal, vertical = (
-            cell_span(low - least, high - least, n / (most - least), n)
-            for n, (low, high, least, most) in zip(canvas.cells[::-1], axes_of(self.sides, part), strict=True)
-        )
-        levels[vertical, horizontal] = WHOLE
-        return _Cells(levels)
+        across, down = (covered(*axis) for axis in axes_of(self.sides, part))
+        return _cells_of(np.rint(np.multiply.outer(down, across) * WHOLE).astype(np.uint8), canvas)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a box is bound before it is resolved")
@@ -359,12 +375,10 @@ class _Border(Region):
         (width, height), (left, top, right, bottom) = canvas.size, self.widths
         if left + right >= width or top + bottom >= height:
             raise MaskError(f"a border must leave some of the picture's {width}x{height} pixels, got {self.widths}")
-        inner = _Box((left, top, width - right, height - bottom)).bind(replace(canvas, strict=False))
-        assert isinstance(inner, _Cells)
-        if canvas.strict and inner.levels.all():
-            cells = f"the canvas's {canvas.cells[1]}x{canvas.cells[0]} cells of {width}x{height} pixels"
-            raise MaskError(f"a border must hold one of {cells}, got {self.widths}; make it wider")
-        return _Cells(WHOLE - inner.levels)
+        pixels = np.full((height, width), WHOLE, np.uint8)
+        pixels[top : height - bottom, left : width - right] = 0
+        left, top, right, bottom = canvas.part
+        return _cells_of(pixels[top:bottom, left:right], canvas)
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         raise AssertionError("a border is bound before it is resolved")
@@ -389,13 +403,20 @@ class _Grown(Region):
     def resolve(self, scope: RegionScope) -> RegionMask:
         from scipy.ndimage import maximum_filter, minimum_filter
 
-        found = self.region.resolve(scope)
-        window = 2 * abs(self.cells) + 1
-        if self.cells > 0:
-            levels = maximum_filter(found.levels, size=window, mode="constant", cval=0)
-        else:
-            levels = minimum_filter(found.levels, size=window, mode="constant", cval=WHOLE)
-        return with_levels(found, levels)
+        found, grows = self.region.resolve(scope), self.cells > 0
+        extreme, beyond = (maximum_filter, 0) if grows else (minimum_filter, WHOLE)
+
+        def grown(levels: Levels) -> Levels:
+            """Of pixels, by as many as the cells have."""
+            reach = [round(abs(self.cells) * n / m) for n, m in zip(levels.shape, found.levels.shape, strict=True)]
+            filtered: Levels = extreme(levels, size=[2 * n + 1 for n in reach], mode="constant", cval=beyond)
+            return filtered
+
+        return with_levels(found, grown)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.region.notes
 
     @property
     def named_words(self) -> tuple[str, ...]:
@@ -428,8 +449,15 @@ class _Feathered(_Grown):
 
         found = self.region.resolve(scope)
         depth = distance_transform_cdt(np.pad(found.levels > 0, 1, constant_values=True), "chessboard")[1:-1, 1:-1]
-        share = np.minimum(1, depth / (self.cells + 1)) if (found.levels == 0).any() else 1.0
-        return with_levels(found, np.rint(found.levels * share).astype(np.uint8))
+        share = np.minimum(1, depth / (self.cells + 1))
+        if not (found.levels == 0).any():
+            return found
+
+        def feathered(levels: Levels) -> Levels:
+            softer: Levels = np.rint(levels * over_pixels(share, (levels.shape[1], levels.shape[0]))).astype(np.uint8)
+            return softer
+
+        return with_levels(found, feathered)
 
     @property
     def is_default(self) -> bool:
@@ -447,6 +475,10 @@ class _Combined(Region):
         if canvas.strict and left.is_empty and right.is_empty:
             left = self.left.bind(canvas)
         return replace(self, left=left, right=right)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.left.notes, *self.right.notes)))
 
     @property
     def named_words(self) -> tuple[str, ...]:
@@ -472,7 +504,7 @@ class _Union(_Combined):
         for one, other in (found, found[::-1]):
             if one.reason and not other.reason:
                 return other
-        return joined_mask(found, np.maximum(found[0].levels, found[1].levels))
+        return joined_mask(*found, np.maximum)
 
     def protected(self, scope: RegionScope) -> BoolGrid:
         return self.left.protected(scope) & self.right.protected(scope)
@@ -484,9 +516,8 @@ class _WithChanged(_Combined):
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         found = self.right.resolve(scope) if self.alone else _Union(self.left, self.right).resolve(scope)
-        levels = found.levels.copy()
-        levels[self.left.protected(scope)] = 0
-        return with_levels(found, levels)
+        kept = self.left.protected(scope)
+        return with_levels(found, lambda levels: levels * ~over_pixels(kept, (levels.shape[1], levels.shape[0])))
 
     def protected(self, scope: RegionScope) -> BoolGrid:
         return self.left.protected(scope)
@@ -499,15 +530,16 @@ class _Intersection(_Combined):
 
     def resolve(self, scope: RegionScope) -> RegionMask:
         found = self.left.resolve(scope), self.right.resolve(scope)
-        joined = joined_mask(found, np.minimum(found[0].levels, found[1].levels))
+        joined = joined_mask(*found, np.minimum)
         return joined if all(one.reason for one in found) else replace(joined, reason="")
 
     def protected(self, scope: RegionScope) -> BoolGrid:
-        """What lies outside of a side without words stays so however far the other side grows."""
+        """What lies outside of a side without words stays so however far the other side grows: cells with such a pixel
+        too."""
         found = self.left.protected(scope) | self.right.protected(scope)
         for side in (self.left, self.right):
             if not side.reads_words:
-                found = found | ~side.resolve(scope).mask.grid
+                found = found | (side.resolve(scope).least_levels == 0)
         return found
 
 
@@ -517,10 +549,17 @@ class _Difference(_Combined):
         return replace(self, left=self.left.bind(canvas), right=self.right.bind(replace(canvas, strict=False)))
 
     def resolve(self, scope: RegionScope) -> RegionMask:
-        """Of a soft region that is taken away, what is left of each cell."""
+        """Of a soft region that is taken away, what is left of each cell. A cell goes where all its pixels go."""
         found, out = self.left.resolve(scope), self.right.resolve(scope)
-        taken = np.zeros_like(out.levels) if out.reason else out.levels
-        return with_levels(found, np.minimum(found.levels, WHOLE - taken))
+        if out.reason:
+            return found
+
+        def rest(levels: Levels, taken: Levels) -> Levels:
+            left: Levels = np.minimum(levels, WHOLE - taken)
+            return left
+
+        swapped = replace(out, mask=mask_of(out.least_levels, MaskSource.GIVEN), least=out.levels)
+        return with_levels(found, rest, swapped if out.pixels is not None else out)
 
     @property
     def is_default(self) -> bool:

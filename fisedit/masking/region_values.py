@@ -5,14 +5,15 @@ Knows grids of latent cells; not how regions are built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fisedit.errors import InputError, as_text
-from fisedit.values import LATENT_FACTOR, EditMask, MaskSource, are_numbers, soft_levels
+from fisedit.masking.masks import cells_of_pixels
+from fisedit.values import LATENT_FACTOR, EditMask, MaskSource, are_numbers, over_pixels, soft_levels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid, Box
 
     Levels = NDArray[np.uint8]
+    Combine = Callable[..., Levels]
+    """Levels of one mask or more, all of one shape -> levels of that shape."""
+
     Points = tuple[tuple[float, float], ...]
 
 WHOLE = 255
@@ -55,6 +59,11 @@ class RegionCanvas:
         """(height, width) of the grid of latent cells."""
         return self.height // LATENT_FACTOR, self.width // LATENT_FACTOR
 
+    @property
+    def part(self) -> Box:
+        """The part of the picture that is on the canvas."""
+        return self.crop or (0, 0, *self.size)
+
 
 class RegionScope(Protocol):
     """What a region asks of the picture that is edited."""
@@ -77,15 +86,46 @@ class RegionMask:
     Args:
         mask: its cells.
         reason: why they are the whole picture where the region did not ask for all of it, or "".
+        pixels: how much every pixel may change, uint8 [H, W] of the part of the picture that is on the canvas; None
+            where cells alone say.
+        least: how much the pixel of every cell may change that may change least, uint8 [h, w]; None where all pixels of
+            a cell are alike.
     """
 
     mask: EditMask
     reason: str = ""
+    pixels: Levels | None = None
+    least: Levels | None = None
 
     @property
     def levels(self) -> Levels:
         """How much every cell may change, uint8 [h, w]."""
         return levels_of(self.mask)
+
+    @property
+    def least_levels(self) -> Levels:
+        """`least`, or `levels` where the pixels of every cell are alike."""
+        return self.levels if self.least is None else self.least
+
+    def levels_over(self, shape: tuple[int, ...]) -> Levels:
+        """How much every pixel may change, uint8 [H, W], of a part of the picture of this shape."""
+        return over_pixels(self.levels, (shape[1], shape[0])) if self.pixels is None else self.pixels
+
+    def kept_to_pixels(self) -> EditMask:
+        """The mask with the share of every pixel that is taken from what its cell paints, and the cells that have any.
+
+        A cell changes as much as the pixel of it that may change most; the others take less of that.
+        """
+        if self.pixels is None:
+            return self.mask
+        size, levels = (self.pixels.shape[1], self.pixels.shape[0]), self.levels.copy()
+        levels[cells_of_pixels(self.pixels, levels.shape) == 0] = 0
+        painted = over_pixels(levels, size)
+        shares = np.divide(self.pixels, painted, out=np.zeros(painted.shape, np.float32), where=painted > 0)
+        pixels = np.rint(np.minimum(shares, 1) * WHOLE).astype(np.uint8)
+        is_whole = np.array_equal(pixels > 0, painted > 0) and (pixels[painted > 0] == WHOLE).all()
+        mask = replace(self.mask, grid=levels > 0, levels=soft_levels(levels))
+        return mask if is_whole else replace(mask, pixels=pixels)
 
 
 def check_points(points: Iterable[tuple[float, float]]) -> Points:
@@ -103,9 +143,11 @@ def axes_of(box: Sequence[float], part: Box) -> list[tuple[float, float, int, in
     return [(box[i], box[i + 2], part[i], part[i + 2]) for i in (0, 1)]
 
 
-def cell_span(low: float, high: float, scale: float, count: int) -> slice:
-    """The cells that an interval of pixels reaches into."""
-    return slice(max(0, int(np.floor(low * scale))), min(count, int(np.ceil(high * scale))))
+def covered(low: float, high: float, least: int, most: int) -> NDArray[np.float64]:
+    """The share of every pixel from `least` to `most` that an interval covers: floats [most - least]."""
+    pixels = np.arange(least, most)
+    shares: NDArray[np.float64] = np.clip(np.minimum(pixels + 1, high) - np.maximum(pixels, low), 0, 1)
+    return shares
 
 
 def levels_of(mask: EditMask) -> Levels:
@@ -118,17 +160,35 @@ def mask_of(levels: Levels, source: MaskSource) -> EditMask:
     return EditMask(levels > 0, source, levels=soft_levels(levels))
 
 
-def with_levels(found: RegionMask, levels: Levels) -> RegionMask:
-    """A mask with other levels, uint8 [h, w]."""
-    return replace(found, mask=replace(found.mask, grid=levels > 0, levels=soft_levels(levels)))
+def with_levels(found: RegionMask, combine: Combine, *others: RegionMask) -> RegionMask:
+    """A mask with other levels.
+
+    Args:
+        found: the mask.
+        combine: makes its new levels of its own and those of others, of cells and of pixels alike.
+        others: further masks.
+    """
+    every = (found, *others)
+    levels, pixels = combine(*(one.levels for one in every)), None
+    if shape := next((one.pixels.shape for one in every if one.pixels is not None), None):
+        pixels = combine(*(one.levels_over(shape) for one in every))
+    least = combine(*(one.least_levels for one in every)) if any(one.least is not None for one in every) else None
+    mask = replace(found.mask, grid=levels > 0, levels=soft_levels(levels))
+    return replace(found, mask=mask, pixels=pixels, least=least)
 
 
-def joined_mask(found: Sequence[RegionMask], levels: Levels) -> RegionMask:
-    """A mask of several: as sure as the least sure of them."""
-    by_words = [one.mask for one in found if one.mask.source is MaskSource.ATTENTION]
-    least = min(by_words, key=lambda mask: mask.confidence, default=found[0].mask)
-    mask = replace(least, grid=levels > 0, levels=soft_levels(levels))
-    return RegionMask(mask, next((one.reason for one in found if one.reason), ""))
+def joined_mask(one: RegionMask, other: RegionMask, combine: Combine) -> RegionMask:
+    """A mask of two: as sure as the less sure of them.
+
+    Args:
+        one: the first.
+        other: the second.
+        combine: makes levels of both's.
+    """
+    by_words = [each.mask for each in (one, other) if each.mask.source is MaskSource.ATTENTION]
+    least_sure = min(by_words, key=lambda mask: mask.confidence, default=one.mask)
+    mask = replace(least_sure, grid=one.mask.grid, levels=one.mask.levels)
+    return with_levels(replace(one, mask=mask, reason=one.reason or other.reason), combine, other)
 
 
 def check_border(widths: object) -> Box:

@@ -69,20 +69,6 @@ def device_and_dtype(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch
     return found["UNet"]
 
 
-def weight_versions(pipe: StableDiffusionPipeline) -> int:
-    """A number that changes when the model's weights are written to in place; LoRAs' do not count.
-
-    Args:
-        pipe: The model.
-    """
-    return sum(
-        write_count(weight)
-        for part in (pipe.unet, pipe.vae, pipe.text_encoder)
-        for name, weight in part.named_parameters()
-        if "lora_" not in name
-    )
-
-
 def weights_digest(pipe: StableDiffusionPipeline) -> str:
     """SHA-256 of the weights that pictures are made with, LoRAs' aside, in hexadecimal digits.
 

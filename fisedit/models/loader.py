@@ -23,6 +23,7 @@ from fisedit.models import validation as checks
 from fisedit.models.conversion import build, converted, current_names, origins, scale_names, trace, unscaled
 from fisedit.models.device import choose_device, choose_dtype, default_torch_state
 from fisedit.models.file_settings import MARKERS, read_settings
+from fisedit.models.group_norm import stabilise
 from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, expand_home, locate
 from fisedit.models.vocabulary import read_vocabulary
 from fisedit.models.weight_files import (
@@ -378,6 +379,7 @@ def _place(pipe: StableDiffusionPipeline, device: torch.device) -> StableDiffusi
         module.eval().requires_grad_(False)
     for convolutional in (pipe.unet, pipe.vae):
         convolutional.to(memory_format=torch.channels_last)
+    stabilise(pipe.vae)
     return pipe.to(device)
 
 

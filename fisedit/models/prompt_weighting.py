@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
+from fisedit.values.prompt_syntax import blank_loras
+
 BRACKET_WEIGHT = 1.1
 """Factor of a pair of round brackets; square ones divide by it."""
 
@@ -55,7 +57,8 @@ class WeightedPrompt:
 
 
 def parse(prompt: str) -> WeightedPrompt:
-    """Parse a prompt's weights. Lone surrogates, which a tokenizer refuses, become U+FFFD."""
+    """Parse a prompt's weights. Lone surrogates, which a tokenizer refuses, become U+FFFD, and tags of LoRAs spaces."""
+    prompt = blank_loras(prompt)
     chars, steps = list(re.sub("[\ud800-\udfff]", "\ufffd", prompt)), [0.0] * (len(prompt) + 1)
     opened: dict[str, list[int]] = {closing: [] for closing in _CLOSING.values()}
     for mark in _MARK.finditer(prompt):

@@ -5,6 +5,7 @@ Knows autoencoders; knows nothing of the UNet, prompts or edits.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -15,12 +16,15 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 
+from fisedit.models import group_norm
 from fisedit.models.device import write_count
-from fisedit.models.injection import exclusive
+from fisedit.models.injection import exclusive, injected
 from fisedit.models.validation import INPAINTING_CHANNELS
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from diffusers import AutoencoderTiny, StableDiffusionPipeline, UNet2DConditionModel
 
     from fisedit.values import BoolGrid
@@ -41,9 +45,14 @@ def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
         Latents [1, C, h, w] times the scaling factor, in the autoencoder's dtype.
     """
     pixels = VaeImageProcessor().preprocess(image.convert("RGB")).to(vae.device, vae.dtype)
-    with exclusive(vae):
+    with _exact(vae):
         latents: Tensor = vae.encode(pixels).latent_dist.mode() * vae.config.scaling_factor
     return latents
+
+
+def _exact(vae: AutoencoderKL) -> AbstractContextManager[None]:
+    """Use an autoencoder alone, with norms that hold for flat pictures."""
+    return injected(vae, [(norm, partial(group_norm.apply, norm)) for norm in group_norm.plain_norms(vae)])
 
 
 def is_inpainting(unet: UNet2DConditionModel) -> bool:
@@ -68,7 +77,7 @@ def inpaint_inputs(vae: AutoencoderKL, image: Image.Image | None, mask: BoolGrid
     image = Image.new("RGB", size) if image is None else image.convert("RGB")
     pixels = VaeImageProcessor().preprocess(image).to(vae.device, vae.dtype)
     masked = pixels * (1 - F.interpolate(cells, scale_factor=LATENT_FACTOR))
-    with exclusive(vae):
+    with _exact(vae):
         latents = vae.encode(masked).latent_dist.mode() * vae.config.scaling_factor
     return torch.cat([cells, latents], 1)
 

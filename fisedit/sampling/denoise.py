@@ -86,15 +86,15 @@ class Engine(DenseSteps):
             trajectory.latents.append(blend.first(sampler))
         else:
             trajectory.latents.append(path[0] if path else sampler.latents)
-        for i, t in enumerate(sampler.timesteps[start:], start):
+        for i in range(start, len(sampler.timesteps)):
             callback(i, len(sampler.timesteps), sampler.estimate)
             latents = trajectory.latents[i]
             with span(STEP_DENSE, work=partial(self._dense_work, config)):
                 raw, features = self._evaluate(trajectory, sampler, text, i, latents, source)
             prediction = apply_guidance(raw, self._guidance(config))
             if path:  # the sampler steps with it, so that rounding never adds up
-                trajectory.noises.append(sampler.noise_between(prediction, t, latents, path[i + 1]))
-            next_latents = sampler.step(prediction, t, latents)
+                trajectory.noises.append(sampler.noise_between(prediction, i, latents, path[i + 1]))
+            next_latents = sampler.step(prediction, i, latents)
             next_latents = blend(i + 1, next_latents, sampler) if blend else next_latents
             shares_branch = source is not None and i == start == 0  # then another trajectory's step is part of it
             remake = None if shares_branch else partial(self._remake, config, text, i, latents, inpaint_inputs)
@@ -193,13 +193,13 @@ class Engine(DenseSteps):
                 else:
                     if feature_deltas:
                         features[i] = ShiftedFeatures(source.features[i], feature_deltas[-1])
-                    x, timestep_cond = self._inputs(sampler, edit.config, latents, t, inpaint_inputs)
+                    x, timestep_cond = self._inputs(sampler, edit.config, latents, i, inpaint_inputs)
                     with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
                         predictions, step_features = steps.step(i, x, t, timestep_cond)
                 if edit.check and i == edit.check.step:
                     difference = (predictions - source.predictions[i]).float().norm(dim=1)[0]
                     edit.check.compare(difference.cpu().numpy())
-                latents = blend(i + 1, sampler.step(predictions, t, latents), sampler)
+                latents = blend(i + 1, sampler.step(predictions, i, latents), sampler)
                 for e, trajectory in enumerate(trajectories):
                     trajectory.append(predictions[e : e + 1], step_features[e], latents[e : e + 1])
                     self._let_page_out(step_features[e], edit.config, i)
@@ -242,7 +242,7 @@ class Engine(DenseSteps):
             for i, t in enumerate(sampler.timesteps[edit.start :], edit.start):
                 callback(i, len(sampler.timesteps), sampler.estimate[:1])
                 reads.at(i)
-                x, timestep_cond = self._inputs(sampler, edit.config, latents, t, inpaint_inputs)
+                x, timestep_cond = self._inputs(sampler, edit.config, latents, i, inpaint_inputs)
                 overlay = FeatureOverlay(RepeatedFeatures(source.features[i], count), plans[i])
                 stack = AdapterStack(conditions(i))
                 with span(STEP_SPARSE, work=partial(self._sparse_work, edits, i)):
@@ -252,7 +252,7 @@ class Engine(DenseSteps):
                 rows = apply_guidance(rows, self._guidance(edit.config))
                 still = source.predictions[i].expand(count, -1, -1, -1)
                 predictions = scatter(still, plans[i].levels[0].active, rows)
-                latents = blend(i + 1, sampler.step(predictions, t, latents), sampler)
+                latents = blend(i + 1, sampler.step(predictions, i, latents), sampler)
         return list(latents.split(1))
 
     def can_batch(self, source: Trajectory, edits: Sequence[LatentEdit]) -> bool:
@@ -330,10 +330,10 @@ class Engine(DenseSteps):
         for i, t in enumerate(sampler.timesteps[:steps]):
             if callback:
                 callback(i, steps, sampler.estimate)
-            x, timestep_cond = self._inputs(sampler, config, path[-1], t, source.inpaint_inputs)
+            x, timestep_cond = self._inputs(sampler, config, path[-1], i, source.inpaint_inputs)
             inputs = UNetInputs(x, t, text, timestep_cond)
             raw = self.executor.run_unrecorded(inputs, self.conditioning(config, i))
-            path.append(sampler.step(apply_guidance(raw, self._guidance(config)), t, path[-1]))
+            path.append(sampler.step(apply_guidance(raw, self._guidance(config)), i, path[-1]))
         return path
 
     @torch.inference_mode()
@@ -348,7 +348,7 @@ class Engine(DenseSteps):
         """
         sampler, path = self.sampler(config, source), self.sample(config, text, source, step)
         t, queries = sampler.timesteps[step], mask_queries(self.executor.sites, self.sizes(config))
-        x, timestep_cond = self._inputs(sampler, config, path[-1], t, source.inpaint_inputs)
+        x, timestep_cond = self._inputs(sampler, config, path[-1], step, source.inpaint_inputs)
         return self.executor.run_dense(
             x[-1:], t, text[-1:], {}, queries, timestep_cond, self.conditioning(config, step)
         )[1]

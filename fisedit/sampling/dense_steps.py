@@ -69,7 +69,7 @@ class DenseSteps(EngineBase):
         config, t = trajectory.config, sampler.timesteps[i]
         records_queries = i < max_injection_steps(config) or i in mask_steps(sampler.timesteps)
         queries = mask_queries(self.executor.sites, self.sizes(config)) if records_queries else frozenset()
-        x, timestep_cond = self._inputs(sampler, config, latents, t, trajectory.inpaint_inputs)
+        x, timestep_cond = self._inputs(sampler, config, latents, i, trajectory.inpaint_inputs)
         unconditional = self.unconditional(source, config, text, i) if source else None
         if source and unconditional is not None:
             project_text(self.executor.sites, text, trajectory.text_keys)

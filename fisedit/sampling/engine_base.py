@@ -191,9 +191,9 @@ class EngineBase:
         return self._encoder.encode(config, guided=self.guided(config))
 
     def _inputs(
-        self, sampler: Sampler, config: GenerationConfig, latents: Tensor, t: Tensor, inpaint_inputs: Tensor | None
+        self, sampler: Sampler, config: GenerationConfig, latents: Tensor, step: int, inpaint_inputs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        x = sampler.scaled(torch.cat([latents] * self.batch(config)), t)
+        x = sampler.scaled(torch.cat([latents] * self.batch(config)), step)
         if inpaint_inputs is not None:
             x = torch.cat([x, torch.cat([inpaint_inputs] * self.batch(config))], 1)
         width = self.pipe.unet.config.time_cond_proj_dim

@@ -15,8 +15,6 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from fisedit.errors import NumericsError
-from fisedit.models.device import advice_on_overflow
 from fisedit.sampling.scheduler import Sampler
 from fisedit.values import LATENT_FACTOR, GenerationConfig
 
@@ -78,9 +76,9 @@ def coefficients(
     noises = list(noise.view(-1, *shape)) if noisy else []
     sampler = Sampler(probe_config, scheduler_config, 1, torch.device("cpu"), torch.float32, noises)
     scales, expected = [], torch.zeros(2, steps, columns)
-    for i, t in enumerate(sampler.timesteps):
-        scales.append(float(sampler.scaled(torch.ones(1), t)))
-        expected[0, i] = sampler.step(predictions[i].view(shape), t, latents[i].view(shape)).flatten()
+    for i in range(steps):
+        scales.append(float(sampler.scaled(torch.ones(1), i)))
+        expected[0, i] = sampler.step(predictions[i].view(shape), i, latents[i].view(shape)).flatten()
         expected[1, i] = sampler.estimate.flatten()
     terms_by_output = [[_terms(row[i], noise[i], i) for i in range(steps)] for row in expected]
     for row, terms in zip(expected, terms_by_output, strict=True):
@@ -141,20 +139,19 @@ class LinearSampler(Sampler):
         self._history: tuple[list[Tensor], list[Tensor]] = [], []
         self._finite: list[Tensor] = []
 
-    def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
+    def scaled(self, latents: Tensor, step: int) -> Tensor:
         """See `Sampler`."""
-        scale = self._steps[len(self._finite)].scale
+        scale = self._steps[step].scale
         return latents if scale == 1 else latents * scale
 
-    def step(self, prediction: Tensor, timestep: Tensor, latents: Tensor) -> Tensor:
+    def step(self, prediction: Tensor, step: int, latents: Tensor) -> Tensor:
         """See `Sampler`; what is NaN or infinite is found by `raise_if_not_finite`, at the end."""
-        i = len(self._finite)
         self._history[0].append(latents)
         self._history[1].append(prediction)
-        step, noise = self._steps[i], self._noise[i] if self._noise else None
-        next_latents = _sum(step.next_latents, i, *self._history, noise).to(latents.dtype)
-        same = step.estimate == step.next_latents
-        self.estimate = next_latents if same else _sum(step.estimate, i, *self._history, noise).to(latents.dtype)
+        terms, noise = self._steps[step], self._noise[step] if self._noise else None
+        next_latents = _sum(terms.next_latents, step, *self._history, noise).to(latents.dtype)
+        same = terms.estimate == terms.next_latents
+        self.estimate = next_latents if same else _sum(terms.estimate, step, *self._history, noise).to(latents.dtype)
         self._finite.append(next_latents.isfinite().all())
         return next_latents
 
@@ -166,7 +163,4 @@ class LinearSampler(Sampler):
         """
         finite = torch.stack(self._finite).tolist() if self._finite else []
         if not all(finite):
-            timestep = int(self.timesteps[finite.index(False)])
-            raise NumericsError(
-                f"latents turned NaN or infinite at timestep {timestep}; {advice_on_overflow(self.latents.dtype)}"
-            )
+            raise self._not_finite(finite.index(False))

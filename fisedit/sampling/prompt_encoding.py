@@ -18,6 +18,7 @@ from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, is_cut_off,
 from fisedit.models.prompt_weighting import WeightedPrompt, parse
 from fisedit.models.text_embeddings import embeddings
 from fisedit.models.vocabulary import vocabulary_of
+from fisedit.values.prompt_syntax import lora_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +140,7 @@ def encode_prompts(
         read = encode(replace(config, prompt="")) if reads_nothing else None
         own = tuple(encode(replace(config, prompt=prompt)) for prompt in regional)
         for name, prompt in prompts.items():
+            notes += lora_notes(prompt, name)
             chunks = split_chunks(parse(prompt), pipe.tokenizer)
             if len(chunks) > MAX_CHUNKS:
                 length = f"{MAX_CHUNKS} chunks of 75 tokens"

@@ -6,7 +6,7 @@ Knows schedulers and latents; knows nothing about the UNet, features or prompts.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 _SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 _PLAIN, _TRAILING = dict.fromkeys(_SIGMAS, False), {"timestep_spacing": "trailing"}
 _KARRAS = _PLAIN | {"use_karras_sigmas": True}
+_EXPONENTIAL = _PLAIN | {"use_exponential_sigmas": True}
 _ODE, _SDE = {"algorithm_type": "dpmsolver++"}, {"algorithm_type": "sde-dpmsolver++"}
+_OF_MODELS = ("rescale_betas_zero_snr", "use_flow_sigmas")  # what a model was trained for, and a sampler may not know
 _UNEVEN = {"lower_order_final": True}  # two evaluations a step of the second order do not divide every number of steps
 
 SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
@@ -42,6 +44,7 @@ SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
     SchedulerName.DPM_SOLVER_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _ODE),
     SchedulerName.DPM_SOLVER_SDE: (DPMSolverMultistepScheduler, _PLAIN | _SDE),
     SchedulerName.DPM_SOLVER_SDE_KARRAS: (DPMSolverMultistepScheduler, _KARRAS | _SDE),
+    SchedulerName.DPM_SOLVER_SDE_EXPONENTIAL: (DPMSolverMultistepScheduler, _EXPONENTIAL | _SDE),
     SchedulerName.DPM_SDE: (DPMSolverSinglestepScheduler, _PLAIN | _SDE | _UNEVEN),
     SchedulerName.DPM_SDE_KARRAS: (DPMSolverSinglestepScheduler, _KARRAS | _SDE | _UNEVEN),
     SchedulerName.EULER: (EulerDiscreteScheduler, _PLAIN),
@@ -81,6 +84,7 @@ class Sampler:
         noises: Sequence[Tensor] = (),
     ) -> None:
         scheduler, changes = SCHEDULERS[config.scheduler]
+        _check_knows(config.scheduler, scheduler_config)
         self._scheduler = scheduler.from_config(scheduler_config, **changes)
         try:
             self._scheduler.set_timesteps(config.num_inference_steps, device=device)
@@ -96,6 +100,7 @@ class Sampler:
         if len(self.timesteps) != config.num_timesteps:  # trailing ones of some numbers of steps, such as 61: rounding
             steps, name = config.num_inference_steps, config.scheduler
             raise InputError(f"num_inference_steps must divide the timesteps of {name}, got {steps}; use {steps - 1}")
+        _check_first(config.scheduler, self._scheduler)
         shape = (1, channels, config.height // LATENT_FACTOR, config.width // LATENT_FACTOR)
         self._first_noise = randn_tensor(shape, generator=self._generator, device=device, dtype=dtype)
         self.latents: Tensor = self._first_noise * self._scheduler.init_noise_sigma
@@ -112,43 +117,44 @@ class Sampler:
         """
         if not step:
             return self.latents
+        self._begin(step)
         noised: Tensor = self._scheduler.add_noise(clean, self._first_noise, self.timesteps[step : step + 1])
         return noised
 
-    def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
-        """Latents as the UNet takes them, by diffusers' `scale_model_input`."""
-        result: Tensor = self._scheduler.scale_model_input(latents, timestep)
+    def scaled(self, latents: Tensor, step: int) -> Tensor:
+        """Latents as the UNet takes them before a step, by diffusers' `scale_model_input`."""
+        self._begin(step)
+        result: Tensor = self._scheduler.scale_model_input(latents, self.timesteps[step])
         return result
 
-    def step(self, prediction: Tensor, timestep: Tensor, latents: Tensor) -> Tensor:
+    def step(self, prediction: Tensor, step: int, latents: Tensor) -> Tensor:
         """The next latents [E, C, h, w], of E edits or frames that share the steps.
 
         Args:
             prediction: the guided prediction [E, C, h, w].
-            timestep: scalar, of this step.
+            step: its index, 0 to N - 1; one follows on another.
             latents: [E, C, h, w] before the step.
 
         Raises:
             NumericsError: the model predicted NaN or infinity.
         """
-        noise = self._noises[self._index(timestep)] if self._noises else None
+        self._begin(step)
+        noise, timestep = self._noises[step] if self._noises else None, self.timesteps[step]
         extra_step_kwargs = self._extra_step_kwargs if noise is None else {"eta": 1.0, "variance_noise": noise}
         out = self._scheduler.step(prediction, timestep, latents, **extra_step_kwargs)
         next_latents: Tensor = out.prev_sample
         if not next_latents.isfinite().all():
-            raise NumericsError(
-                f"latents turned NaN or infinite at timestep {int(timestep)}; {advice_on_overflow(latents.dtype)}"
-            )
+            raise self._not_finite(step)
         clean: Tensor | None = getattr(out, "pred_original_sample", None)
         self.estimate = next_latents if clean is None else clean
         return next_latents
 
-    def noise_between(self, prediction: Tensor, timestep: Tensor, latents: Tensor, next_latents: Tensor) -> Tensor:
+    def noise_between(self, prediction: Tensor, step: int, latents: Tensor, next_latents: Tensor) -> Tensor:
         """The noise with which a step of DDPM leads from latents to the next ones.
 
         Args:
             prediction: the guided prediction [1, C, h, w].
-            timestep: scalar, of this step.
+            step: its index, 0 to N - 1.
             latents: [1, C, h, w] before the step.
             next_latents: [1, C, h, w] after it.
 
@@ -158,7 +164,7 @@ class Sampler:
         zero_noise = torch.zeros_like(latents, dtype=torch.float32)
         mean, shifted_mean = (
             self._scheduler.step(
-                prediction.float(), timestep, latents.float(), eta=1.0, variance_noise=noise
+                prediction.float(), self.timesteps[step], latents.float(), eta=1.0, variance_noise=noise
             ).prev_sample
             for noise in (zero_noise, zero_noise + 1)
         )
@@ -166,8 +172,35 @@ class Sampler:
         noise: Tensor = (next_latents - mean) / scale if scale > 0 else zero_noise
         return noise.to(latents.dtype)
 
-    def _index(self, timestep: Tensor) -> int:
-        return int((self.timesteps == timestep).nonzero())
+    def _begin(self, step: int) -> None:
+        """Tell a scheduler that counts its steps which one is the first; by a time alone it may take its equal."""
+        if getattr(self._scheduler, "step_index", 0) is None:
+            self._scheduler.set_begin_index(step)
+
+    def _not_finite(self, step: int) -> NumericsError:
+        timestep = int(self.timesteps[step])
+        return NumericsError(
+            f"latents turned NaN or infinite at timestep {timestep}; {advice_on_overflow(self.latents.dtype)}"
+        )
+
+
+def _check_knows(name: SchedulerName, scheduler_config: Mapping[str, Any]) -> None:
+    """Raise InputError for a sampler that drops what the model was trained for."""
+    for setting in _OF_MODELS:
+        known = [other for other, (kind, _) in SCHEDULERS.items() if setting in inspect.signature(kind).parameters]
+        if scheduler_config.get(setting) and name not in known:
+            others = ", ".join(known)
+            raise InputError(f"scheduler must know the model's {setting}, got {name}; use one of {others}")
+
+
+def _check_first(name: SchedulerName, scheduler: Any) -> None:
+    """Raise InputError for noise without signal that is to be told from a picture: the result is infinite."""
+    first = int(scheduler.timesteps[0])
+    if scheduler.config.prediction_type == "epsilon" and scheduler.alphas_cumprod[first] == 0:
+        raise InputError(
+            f"prediction_type must be v_prediction where rescale_betas_zero_snr is set and {name} begins at timestep "
+            f"{first}, got epsilon; correct the model's scheduler config"
+        )
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:

@@ -99,8 +99,8 @@ class Trajectory:
         self.latents += source.latents[:steps]
         self.predictions += source.predictions[:steps]
         self.features += source.features[:steps]
-        for i, t in enumerate(sampler.timesteps[:steps] if self.config.seed == source.config.seed else ()):
-            sampler.step(self.predictions[i], t, self.latents[i])
+        for i in range(steps if self.config.seed == source.config.seed else 0):
+            sampler.step(self.predictions[i], i, self.latents[i])
 
 
 @dataclass(frozen=True)

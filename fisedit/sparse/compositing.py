@@ -58,6 +58,7 @@ def composite(
     grid: BoolGrid,
     rim: BoolGrid | None = None,
     decoded: Image.Image | None = None,
+    pixels: BoolGrid | None = None,
 ) -> Image.Image:
     """Take the edited picture inside a mask and the source's bytes outside, without a seam between them.
 
@@ -73,9 +74,10 @@ def composite(
         grid: booleans [h, w] of latent cells, the mask.
         rim: booleans [h, w], cells beside it that the edited picture replaces too, or None.
         decoded: the source as its latents are decoded, which a rim needs.
+        pixels: booleans [8h, 8w], the pixels of the mask's cells that are taken; None for all of them.
     """
-    inside = _pixels(grid)
-    painted = inside if rim is None else _pixels(grid | rim)
+    inside = _pixels(grid) if pixels is None else _pixels(grid) & pixels
+    painted = inside if rim is None else inside | _pixels(rim)
     if inside.all():
         return edited
     old, new = _levels(source), _levels(edited)
@@ -88,6 +90,20 @@ def composite(
     missing = np.where(painted[..., None], 0, np.clip(old - new, -MAX_CORRECTION, MAX_CORRECTION))
     new = _lead(new, painted, missing)
     return Image.fromarray(np.where(painted[..., None], new.round().clip(0, 255), old).astype(np.uint8))
+
+
+def mix(source: Image.Image, painted: Image.Image, shares: NDArray[np.uint8]) -> Image.Image:
+    """Take as much of every pixel of a painted picture as its share says, and the rest of the source's.
+
+    Args:
+        source: RGB.
+        painted: of the same size.
+        shares: uint8 [H, W], 255 for all of the painted one.
+    """
+    old = _levels(source)
+    return Image.fromarray(
+        np.rint(old + (_levels(painted) - old) * (shares[..., None] / np.float32(255))).astype(np.uint8)
+    )
 
 
 def _levels(picture: Image.Image) -> Levels:

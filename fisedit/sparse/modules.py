@@ -31,6 +31,7 @@ from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
+from fisedit.models.group_norm import StableGroupNorm
 
 
 class Role(Enum):
@@ -291,7 +292,7 @@ LAYERS = {
 
 
 def _norm(name: str, module: nn.Module, level: int, role: Role) -> LayerSite:
-    if type(module) is not nn.GroupNorm:
+    if type(module) not in (nn.GroupNorm, StableGroupNorm):
         raise _unsupported(name, module)
     return LayerSite(name, module, role, level)
 

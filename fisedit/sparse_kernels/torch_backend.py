@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fisedit.models.group_norm import group_norm as models_group_norm
 from fisedit.sparse_kernels import prepacked, reference, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.operands import (
@@ -105,13 +106,11 @@ def dense_group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: 
     """
     if x.is_cuda:
         return F.group_norm(x, groups, weight, bias, eps), _statistics_of_map(x, groups)
-    batch, channels = x.shape[:2]
-    size = x[0, 0].numel()
+    channels, size = x.shape[1], x[0, 0].numel()
     if not (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and x.stride(0) == x[0].numel()):
         x = x.contiguous()  # torch's own test for channels_last looks at the stride of a batch of one, too
-    out, mean, rstd = torch.native_group_norm(x, weight.float(), bias.float(), batch, channels, size, groups, eps)
-    mean, square = mean.double(), rstd.double().pow(-2) - eps + mean.double().square()
-    return out, torch.stack([mean, square], -1) * (size * (channels // groups))
+    out, mean, variance = models_group_norm(x, groups, weight.float(), bias.float(), eps)
+    return out, torch.stack([mean, variance + mean.square()], -1) * (size * (channels // groups))
 
 
 def _statistics_of_map(x: Tensor, groups: int) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from fisedit.values import BoolGrid, Box
 
-    Pixels = NDArray[np.uint8 | np.uint16]
+    Weights = NDArray[np.floating[Any]]
+    Shares = NDArray[np.uint8]
 
 MIN_SIDE, MAX_SIDE = 64, 2048
 """Limits of a canvas' sides in pixels."""
@@ -211,7 +212,15 @@ def crop_around(grid: BoolGrid, size: tuple[int, int], native: int, context: flo
     return starts[0], starts[1], starts[0] + sides[0], starts[1] + sides[1]
 
 
-def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop: Box | None = None) -> Image.Image:
+def paste_edit(
+    picture: Image.Image,
+    painted: Image.Image,
+    grid: BoolGrid,
+    crop: Box | None = None,
+    shares: Shares | None = None,
+    *,
+    fills: bool = False,
+) -> Image.Image:
     """Paste the pixels inside the mask from the edited canvas into an image. Where the canvas is resized, the border of
     the mask is blended on its inside.
 
@@ -220,9 +229,11 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop:
         painted: The canvas after the edit.
         grid: The mask, booleans [h, w], one per latent cell.
         crop: The part of the picture that the canvas shows; None for all of it.
+        shares: How much of every pixel of that part is taken, uint8 [H, W]: 255 for all; None for all of the mask's.
+        fills: Whether clear pixels become as opaque as they are painted; else alpha stays.
 
     Returns:
-        An image of the same size, mode and profile; alpha and the pixels outside the mask are unchanged.
+        An image of the same size, mode and profile; the pixels outside the mask are unchanged.
     """
     left, top, right, bottom = crop or (0, 0, *picture.size)
     size, pixels = (right - left, bottom - top), np.array(picture)
@@ -230,42 +241,70 @@ def paste_edit(picture: Image.Image, painted: Image.Image, grid: BoolGrid, crop:
     new = np.asarray(paint if paint.size == size else paint.resize(size, Image.Resampling.LANCZOS))
     if picture.mode == _MODE_16_BIT:
         new = new.astype(np.uint16) * LEVELS_16_BIT
-    old = np.atleast_3d(pixels)[top:bottom, left:right, : -1 if picture.mode in ("LA", "RGBA") else None]
+    part = np.atleast_3d(pixels)[top:bottom, left:right]
     new, inside = np.atleast_3d(new), cell_pixels(grid, size)
-    if paint.size != size or crop is not None:
-        goes_on = left > 0, top > 0, right < picture.width, bottom < picture.height
-        new = _blended_border(old, new, inside, grid, goes_on)
+    taken: Weights = np.ones(inside.shape)
+    if shares is not None:
+        inside &= shares > 0
+        taken = shares / 255
+    border = 1.0 if paint.size == size and crop is None else _border_shares(inside, grid, _goes_on(picture, crop))
+    old, alpha = (part[..., :-1], part[..., -1]) if picture.mode in ("LA", "RGBA") else (part, None)
+    if fills and alpha is not None:
+        taken, opaque = _over(alpha / 255, taken, border)
+        alpha[inside] = np.rint(255 * opaque)[inside]
+    else:
+        taken = taken * border
+    new = np.rint(old + (new.astype(np.float64) - old) * taken[..., None]).astype(old.dtype)
     old[inside] = new[inside]
     result = Image.fromarray(pixels, "CMYK" if picture.mode == "CMYK" else None)
     result.info = dict(picture.info)
     return result
 
 
-def _blended_border(
-    old: Pixels, new: Pixels, inside: BoolGrid, grid: BoolGrid, goes_on: tuple[bool, bool, bool, bool]
-) -> Pixels:
-    """The new pixels, mixed with the old ones inside the border of the mask, wider the more the paint was enlarged, and
-    where the mask reaches an edge behind which the picture goes on.
+def _over(alpha: Weights, taken: Weights, border: Weights | float) -> tuple[Weights, Weights]:
+    """Lay paint over pixels that may be clear: what is clear has no colour that the paint could be led to.
 
     Args:
-        old: [H, W, C].
-        new: [H, W, C].
+        alpha: of the pixels, 0 for clear ones to 1, floats [H, W].
+        taken: how much of the paint is taken.
+        border: how much of that inside the border of the mask.
+
+    Returns:
+        The share of the paint's colour, and the alpha of what comes out.
+    """
+    laid = taken * (1 - alpha * (1 - border))
+    opaque = laid + alpha * (1 - laid)
+    return np.divide(laid, opaque, out=np.zeros_like(laid), where=opaque > 0), opaque
+
+
+def _goes_on(picture: Image.Image, crop: Box | None) -> tuple[bool, bool, bool, bool]:
+    """Whether there is more of a picture at the left, top, right and bottom of a part."""
+    left, top, right, bottom = crop or (0, 0, *picture.size)
+    return left > 0, top > 0, right < picture.width, bottom < picture.height
+
+
+def _border_shares(inside: BoolGrid, grid: BoolGrid, goes_on: tuple[bool, bool, bool, bool]) -> Weights:
+    """How much of every pixel is taken inside the border of a mask, wider the more the paint was enlarged, and where
+    the mask reaches an edge behind which the picture goes on: floats [H, W], 1 for all.
+
+    Args:
         inside: booleans [H, W], the mask.
-        grid: booleans [h, w], the same in latent cells.
+        grid: booleans [h, w], its latent cells.
         goes_on: whether there is more of the picture at the left, top, right and bottom.
     """
     from scipy.ndimage import distance_transform_edt
 
     width, share = int((math.sqrt(inside.size / grid.size) - LATENT_FACTOR) / 2), np.ones(inside.shape)
     if width >= 1 and not inside.all():
-        share = np.clip(distance_transform_edt(inside) / (width + 1), 0, 1)
+        depth = distance_transform_edt(inside)
+        share = np.clip(depth / (min(width, depth.max() // 2) + 1), 0, 1)  # a narrow mask is painted in its middle
     from_edges = [
         np.arange(1.0, n + 1)[:: 1 if first else -1] if there_is_more else np.full(n, np.inf)
         for there_is_more, n, first in zip(goes_on, inside.shape[::-1] * 2, (True, True, False, False), strict=True)
     ]
     across, down = (np.minimum(from_edges[i], from_edges[i + 2]) for i in (0, 1))
-    share = np.minimum(share, np.minimum.outer(down, across) / (max(width, LATENT_FACTOR) + 1))[..., None]
-    return np.rint(old + (new.astype(np.float64) - old) * share).astype(old.dtype)
+    shares: Weights = np.minimum(share, np.minimum.outer(down, across) / (max(width, LATENT_FACTOR) + 1))
+    return shares
 
 
 def to_srgb(picture: Image.Image, *, alpha: bool) -> Image.Image:

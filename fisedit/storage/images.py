@@ -21,11 +21,11 @@ import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from fisedit.errors import InputError, MaskError
+from fisedit.errors import InputError
 from fisedit.storage import image_metadata
-from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_srgb, upright
+from fisedit.storage.canvas import MAX_PIXELS, to_srgb
 from fisedit.storage.file_form import FORM
-from fisedit.storage.files import IMAGE_FORMATS, why_no_file, write_file
+from fisedit.storage.files import IMAGE_FORMATS, write_file
 from fisedit.storage.image_metadata import Metadata
 from fisedit.storage.jpeg_form import FORM_CHUNK, form_to_bytes, in_form
 from fisedit.storage.stealth_texts import without_stealth
@@ -218,43 +218,6 @@ def _levels_16_bit(image: TiffImageFile) -> Image.Image:
     return scaled
 
 
-def read_mask(path: Path | None) -> Image.Image | None:
-    """Read a mask for one edit as grey levels, ignoring alpha; None stays None.
-
-    Args:
-        path: An image file.
-
-    Returns:
-        Mode "L", levels 0 to 255.
-
-    Raises:
-        MaskError: No image, one too large to be a mask, or one without levels of 8 or 16 bits.
-    """
-    if path is None:
-        return None
-    if not path.is_file():
-        raise MaskError(f"mask must be an image file, got {path}: {why_no_file(path)}")
-    return _upright_8_bit(decode(read_bytes(path), f"mask {path}", MaskError), f"mask {path}").convert("L")
-
-
-def decode_mask(data: bytes, size: tuple[int, int]) -> Image.Image:
-    """Decode a mask for an image of a folder: transparent pixels are outside, other sizes are resized.
-
-    Args:
-        data: The file's bytes.
-        size: Width and height in pixels.
-
-    Returns:
-        Mode "L", levels 0 to 255.
-
-    Raises:
-        InputError: As in `decode`, or without levels of 8 or 16 bits.
-    """
-    colour = _upright_8_bit(decode(data, "mask")).convert("RGBA")
-    luminance = Image.composite(colour.convert("L"), Image.new("L", colour.size), colour.getchannel("A"))
-    return luminance if luminance.size == size else luminance.resize(size, Image.Resampling.BOX)
-
-
 def encode(
     image: Image.Image, suffix: str, metadata: Metadata | None = None, *, keeps_form: bool = False
 ) -> tuple[bytes, tuple[str, ...]]:
@@ -343,25 +306,3 @@ def _save(
         options |= own
     stored.save(file, format=kind, **{**_OPTIONS[kind], **options}, icc_profile=profile)
     return notes + more_notes
-
-
-def _upright_8_bit(mask: DecodedImage, what: str = "mask") -> Image.Image:
-    """A mask as it is seen: turned as its orientation says, in levels of 8 bits.
-
-    Levels of 16 bits, which Pillow would clip, are scaled; those of 32 bits are taken for 8 bits if none is above 255,
-    else for 16.
-
-    Raises:
-        MaskError: Floats, or levels beyond 16 bits.
-    """
-    image = upright(mask.image)
-    if image.mode == "F":
-        raise MaskError(f"{what} must have levels of 8 or 16 bits, got floats (mode F); convert it")
-    if not image.mode.startswith("I"):
-        return image
-    levels = np.asarray(image)
-    low, high = int(levels.min()), int(levels.max())
-    if low < 0 or high >= 2**16:
-        raise MaskError(f"{what} must have levels from 0 to 65535, got {low} to {high}; scale them")
-    is_8_bit = image.mode == "I" and high < 2**8
-    return Image.fromarray((levels if is_8_bit else levels // LEVELS_16_BIT).astype(np.uint8))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from fisedit.values import (
     config_to_dict,
     make_generation_config,
     make_lora_entry,
+    over_pixels,
     parse_adapter_references,
 )
 
@@ -45,9 +46,12 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.values import BoolGrid
 
-VERSION = 2
+VERSION = 3
+_VERSION_WITHOUT_PIXELS = 2
+"""Of origins without masks that are kept to the pixel, which older versions read."""
+
 _VERSION_WITHOUT_REGIONS = 1
-"""Of origins without soft masks, parts of pictures, erasing, prompts of regions and rims, which older versions read."""
+"""Of those also without soft masks, parts of pictures, erasing, prompts of regions and rims."""
 
 _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
@@ -267,7 +271,7 @@ def _to_json(origin: Origin) -> str:
         {
             "prompt": edit.prompt,
             "change": edit.change,
-            "mask": _mask_entry(edit.mask),
+            "mask": _mask_entry(edit.mask, with_pixels=not origin.config.opened),
             **run_entry(edit.run),
             **_like_entry(edit.like),
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
@@ -278,7 +282,7 @@ def _to_json(origin: Origin) -> str:
     ]
     entry = {
         "fisedit": __version__,
-        "version": VERSION if _has_regions(origin) else _VERSION_WITHOUT_REGIONS,
+        "version": _version(origin, has_pixels=any("pixels" in edit["mask"] for edit in edits)),
         "torch": version("torch"),
         "model": origin.model,
         "dtype": origin.dtype,
@@ -289,17 +293,22 @@ def _to_json(origin: Origin) -> str:
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
 
 
-def _has_regions(origin: Origin) -> bool:
-    """Whether an origin holds what version 1 has not."""
+def _version(origin: Origin, *, has_pixels: bool) -> int:
+    """The oldest version that holds all of an origin."""
     own = any(edit.run.needs_mask or edit.run.rim is not None or edit.mask.levels is not None for edit in origin.edits)
-    return own or origin.config.crop is not None
+    if has_pixels:
+        return VERSION
+    return _VERSION_WITHOUT_PIXELS if own or origin.config.crop is not None else _VERSION_WITHOUT_REGIONS
 
 
-def _mask_entry(mask: EditMask) -> dict[str, Any]:
-    soft = {}
+def _mask_entry(mask: EditMask, *, with_pixels: bool) -> dict[str, Any]:
+    """A mask; its pixels where its picture can be made again, whose canvas is the picture."""
+    more = {}
     if mask.levels is not None:
-        soft["levels"] = b64encode(zlib.compress(mask.levels[mask.grid].tobytes())).decode()
-    return {"source": mask.source, "confidence": mask.confidence, "runs": run_lengths(mask.grid), **soft}
+        more["levels"] = _packed(mask.levels[mask.grid])
+    if with_pixels and mask.pixels is not None:
+        more["pixels"] = _packed(mask.pixels[over_pixels(mask.grid, mask.pixels.shape[::-1])])
+    return {"source": mask.source, "confidence": mask.confidence, "runs": run_lengths(mask.grid), **more}
 
 
 def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
@@ -312,7 +321,7 @@ def _parse_json(text: str) -> Origin:
     try:
         data: Any = json.loads(_checked(text, len(text) <= _MAX_CHARACTERS))
         found = data["version"]
-        if type(found) is int and found in (VERSION, _VERSION_WITHOUT_REGIONS):
+        if type(found) is int and found in (VERSION, _VERSION_WITHOUT_PIXELS, _VERSION_WITHOUT_REGIONS):
             config, names = make_generation_config(**data["source"]), (data["model"], data["dtype"], data["device"])
             before, edits = data.get("before", ""), data["edits"]
             _checked(data, all(isinstance(name, str) for name in (*names, before)) and len(edits) <= _MAX_EDITS)
@@ -337,6 +346,9 @@ def _parse_edit(data: Any, config: GenerationConfig) -> PastEdit:
             MaskSource(mask["source"]),
             float(_checked(mask["confidence"], 0 <= mask["confidence"] <= 1)),
             levels=_decode_levels(mask["levels"], grid) if "levels" in mask else None,
+            pixels=_unpacked(mask["pixels"], over_pixels(grid, (config.width, config.height)))
+            if "pixels" in mask
+            else None,
         ),
         run,
         str(data["change"]),
@@ -354,10 +366,21 @@ def _checked(value: Any, condition: object) -> Any:
 
 
 def _decode_levels(levels: Any, grid: BoolGrid) -> NDArray[np.uint8]:
-    """Levels uint8 [h, w] of a soft mask, from those of its cells row by row, as bytes that are deflated, in base64."""
+    """Levels uint8 [h, w] of a soft mask, from those of its cells."""
+    found = _unpacked(levels, grid)
+    return cast("NDArray[np.uint8]", _checked(found, found[grid].all()))
+
+
+def _packed(values: NDArray[np.uint8]) -> str:
+    """Values row by row, as bytes that are deflated, in base64."""
+    return b64encode(zlib.compress(values.tobytes())).decode()
+
+
+def _unpacked(packed: Any, inside: BoolGrid) -> NDArray[np.uint8]:
+    """Values uint8 of what is inside, booleans [H, W], from `_packed`; 0 elsewhere."""
     unpacker = zlib.decompressobj()
-    data = unpacker.decompress(b64decode(levels, validate=True), int(grid.sum()))
-    _checked(levels, unpacker.eof and len(data) == grid.sum() and all(data))
-    found = np.zeros(grid.shape, np.uint8)
-    found[grid] = np.frombuffer(data, np.uint8)
+    data = unpacker.decompress(b64decode(packed, validate=True), int(inside.sum()))
+    _checked(packed, unpacker.eof and len(data) == inside.sum())
+    found = np.zeros(inside.shape, np.uint8)
+    found[inside] = np.frombuffer(data, np.uint8)
     return found

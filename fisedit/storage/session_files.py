@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 IMAGE_ENDINGS = (".png", ".tif")
-MASK_ENDING, CANVAS_ENDING = ".mask.png", ".canvas.png"
-ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING)
-"""Endings of a result's files: its picture, its mask, and the canvas of a picture that is no canvas itself."""
+MASK_ENDING, CANVAS_ENDING, PIXELS_ENDING = ".mask.png", ".canvas.png", ".pixels.png"
+ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING, PIXELS_ENDING)
+"""Endings of a result's files: its picture, its mask, the canvas of a picture that is no canvas itself, and the pixels
+of a mask that takes not all of every cell."""
 
 PAGE_ENDING = ".safetensors"
 """Ending of a page of recorded features, which a session may have or lose: they are made again without it."""

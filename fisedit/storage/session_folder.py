@@ -21,7 +21,7 @@ _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOT
 """Errors of network disks that cannot lock folders; there only the index's digest shows another writer."""
 
 _UNFINISHED = re.compile(
-    r"\.(session|\d+(\.\d{4})?-[0-9a-f]{16}(\.mask|\.canvas)?|reference-[0-9a-f]{16}-[0-9a-f]*)-\w*\.part"
+    r"\.(session|\d+(\.\d{4})?-[0-9a-f]{16}(\.mask|\.canvas|\.pixels)?|reference-[0-9a-f]{16}-[0-9a-f]*)-\w*\.part"
 )
 """Names of the unfinished copies of a session's files; see `files.write_file`."""
 

@@ -1,7 +1,7 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 3 has regions and rims; versions 2 and 3 have a digest of the index and one of every file; version 1, of fisedit
-0.1.0, has none and is read only.
+Version 4 has masks of pixels, version 3 regions and rims; versions from 2 on have a digest of the index and one of
+every file; version 1, of fisedit 0.1.0, has none and is read only.
 Knows JSON and values; neither files nor pictures.
 """
 
@@ -51,12 +51,15 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.values import EditRun
 
-VERSION = 3
+VERSION = 4
+_VERSION_WITHOUT_PIXELS = 3
+"""Of sessions without masks that are kept to the pixel, which older versions read."""
+
 _VERSION_WITHOUT_REGIONS = 2
-"""Of sessions without parts of pictures, erasing, prompts of regions and rims, which older versions read."""
+"""Of those also without parts of pictures, erasing, prompts of regions and rims."""
 
 _VERSION_WITHOUT_DIGESTS = 1
-_VERSIONS = (VERSION, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
+_VERSIONS = (VERSION, _VERSION_WITHOUT_PIXELS, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
 
 
 _MAX_COUNT = 2**63 - 1
@@ -187,8 +190,11 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
 
 def version_of(results: Iterable[EditResult]) -> int:
     """The version of an index of results: the oldest that has all that they need."""
-    needs_regions = any(each.run.needs_mask or each.run.rim is not None or each.config.crop for each in results)
-    return VERSION if needs_regions else _VERSION_WITHOUT_REGIONS
+    kept = list(results)
+    if any(each.mask.pixels is not None for each in kept):
+        return VERSION
+    needs_regions = any(each.run.needs_mask or each.run.rim is not None or each.config.crop for each in kept)
+    return _VERSION_WITHOUT_PIXELS if needs_regions else _VERSION_WITHOUT_REGIONS
 
 
 def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[dict[str, Any], SessionIndex]:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -19,9 +20,14 @@ from fisedit.storage.canvas import to_editable
 from fisedit.storage.cell_runs import is_rim
 from fisedit.storage.files import SESSION_INDEX
 from fisedit.storage.images import decode, read_bytes, read_size
-from fisedit.storage.session_files import CANVAS_ENDING, IMAGE_ENDINGS, MASK_ENDING, file_name
+from fisedit.storage.session_files import CANVAS_ENDING, IMAGE_ENDINGS, MASK_ENDING, PIXELS_ENDING, file_name
 from fisedit.storage.session_index import ResultEntry, SessionIndex, damaged, decode_index
 from fisedit.values import LATENT_FACTOR, AdapterUse, EditMask, EditScript, soft_levels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fisedit.values import Box
 
 Diff = Callable[[str, str, str], EditScript]
 """(model, prompt before, prompt after) -> what changes."""
@@ -140,7 +146,13 @@ class SessionReader:
             entry.parent,
             config,
             image,
-            EditMask(levels > 0, entry.mask_source, entry.mask_confidence, levels=soft_levels(levels)),
+            EditMask(
+                levels > 0,
+                entry.mask_source,
+                entry.mask_confidence,
+                levels=soft_levels(levels),
+                pixels=_decode_pixels(read.get(PIXELS_ENDING), config.crop or (0, 0, *image.size)),
+            ),
             diff(entry.model, parent.prompt if parent else config.prompt, config.prompt),
             entry.stats,
             entry.run,
@@ -185,6 +197,12 @@ def _decode_pictures(read: Mapping[str, bytes], size: tuple[int, int]) -> tuple[
     read_size(data)
     image = to_editable(decode(data, formats=("PNG", "TIFF")).image)
     return image, _decode_sized(read[CANVAS_ENDING], "RGB", size)
+
+
+def _decode_pixels(data: bytes | None, part: Box) -> NDArray[np.uint8] | None:
+    """The pixels of a mask of a part of a picture; None where there is no file of them."""
+    left, top, right, bottom = part
+    return None if data is None else np.asarray(_decode_sized(data, "L", (right - left, bottom - top)))
 
 
 def _decode_sized(data: bytes, mode: str, size: tuple[int, int]) -> Image.Image:

@@ -24,7 +24,15 @@ from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.image_metadata import Metadata
 from fisedit.storage.images import encode, read_bytes
 from fisedit.storage.pages import Page
-from fisedit.storage.session_files import CANVAS_ENDING, MASK_ENDING, PAGE_ENDING, file_name, is_page_name, page_name
+from fisedit.storage.session_files import (
+    CANVAS_ENDING,
+    MASK_ENDING,
+    PAGE_ENDING,
+    PIXELS_ENDING,
+    file_name,
+    is_page_name,
+    page_name,
+)
 from fisedit.storage.session_folder import lock, remove_unfinished
 from fisedit.storage.session_index import LIMITS, ResultEntry, SessionIndex, decode_index, encode_index
 from fisedit.storage.session_reader import NO_ASSETS, Diff, LoadedSession, SessionAssets, SessionReader
@@ -236,7 +244,9 @@ def _images(result: EditResult, metadata: Metadata | None) -> list[tuple[str, by
     image, painted = result.image, result.painted
     ending = ".tif" if image.mode == "CMYK" else ".png"  # which stores it without loss
     found = [(ending, _encode(image, ending, metadata)), (MASK_ENDING, _encode(Image.fromarray(result.mask.raster)))]
-    return found + ([(CANVAS_ENDING, _encode(painted))] if painted is not None else [])
+    found += [(CANVAS_ENDING, _encode(painted))] if painted is not None else []
+    pixels = result.mask.pixels
+    return found + ([] if pixels is None else [(PIXELS_ENDING, _encode(Image.fromarray(pixels)))])
 
 
 def _encode(image: Image.Image, ending: str = ".png", metadata: Metadata | None = None) -> bytes:

@@ -27,6 +27,7 @@ from fisedit.values.edit_mask import (
     RegionalPrompt,
     cell_pixels,
     entry_steps,
+    over_pixels,
     soft_levels,
 )
 from fisedit.values.edit_run import (
@@ -65,7 +66,7 @@ from fisedit.values.generation_config import (
     make_lora_entry,
     parse_adapter_references,
 )
-from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps
+from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps, web_ui_scheduler
 from fisedit.values.text_edit import EditKind, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
@@ -124,7 +125,9 @@ __all__ = [
     "make_generation_config",
     "make_lora_entry",
     "num_timesteps",
+    "over_pixels",
     "parse_adapter_references",
     "soft_levels",
     "strength_for_start",
+    "web_ui_scheduler",
 ]

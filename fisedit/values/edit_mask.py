@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,23 @@ def cell_pixels(grid: BoolGrid, size: tuple[int, int], crop: Box | None = None) 
         Booleans [height, width].
     """
     left, top, right, bottom = crop or (0, 0, *size)
-    columns, rows = (
-        (2 * np.arange(n) + 1) * cells // (2 * n)
-        for n, cells in zip((right - left, bottom - top), grid.shape[::-1], strict=True)
-    )
     pixels = np.zeros(size[::-1], bool)
-    pixels[top:bottom, left:right] = grid[np.ix_(rows, columns)]
+    pixels[top:bottom, left:right] = over_pixels(grid, (right - left, bottom - top))
     return pixels
+
+
+def over_pixels(cells: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+    """The value that every pixel has of the cell in which its centre lies.
+
+    Args:
+        cells: values [h, w].
+        size: width and height in pixels of what the cells cover, of any ratio to them.
+
+    Returns:
+        Values [height, width].
+    """
+    columns, rows = ((2 * np.arange(n) + 1) * m // (2 * n) for n, m in zip(size, cells.shape[::-1], strict=True))
+    return cells[np.ix_(rows, columns)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +145,8 @@ class EditMask:
         other_objects: cells [h, w] of things that stay, where words tell, or None.
         levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
             `grid`; None for a hard one.
+        pixels: how much of every pixel is taken from what the cells paint, uint8 [H, W] of the part of the picture that
+            is on the canvas: 255 for all, 0 for none. None where all of every cell is taken.
     """
 
     grid: BoolGrid = field(repr=False)
@@ -143,10 +155,11 @@ class EditMask:
     heatmap: NDArray[np.float32] | None = field(default=None, repr=False)
     other_objects: BoolGrid | None = field(default=None, repr=False)
     levels: NDArray[np.uint8] | None = field(default=None, repr=False)
+    pixels: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Copy the arrays to memory that nothing can write to."""
-        for name in ("grid", "heatmap", "other_objects", "levels"):
+        for name in ("grid", "heatmap", "other_objects", "levels", "pixels"):
             array = getattr(self, name)
             if array is not None:
                 object.__setattr__(self, name, frozen(array))
@@ -169,6 +182,40 @@ class EditMask:
         """
         return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
 
+    def shares(self, size: tuple[int, int], crop: Box | None = None) -> NDArray[np.uint8]:
+        """How much of every pixel of a picture is taken from what the cells paint: uint8 [height, width].
+
+        Args:
+            size: width and height of the picture in pixels.
+            crop: the part of the picture that the mask lies over; None for all of it.
+        """
+        inside, shares = cell_pixels(self.grid, size, crop), np.full(size[::-1], 255, np.uint8)
+        if self.pixels is not None:
+            left, top, right, bottom = crop or (0, 0, *size)
+            shares[top:bottom, left:right] = self.pixels
+        return np.where(inside, shares, np.uint8(0))
+
+    def painted(self, size: tuple[int, int], crop: Box | None = None) -> BoolGrid:
+        """The pixels of a picture that may change: booleans [height, width]; arguments as in `shares`."""
+        return self.shares(size, crop) > 0
+
+    @property
+    def canvas_pixels(self) -> NDArray[np.uint8] | None:
+        """`pixels` at canvas size, [8h, 8w]: the mean of those that a pixel of the canvas covers."""
+        from PIL import Image as PIL
+
+        height, width = (LATENT_FACTOR * n for n in self.grid.shape)
+        if self.pixels is None or self.pixels.shape == (height, width):
+            return self.pixels
+        return np.asarray(PIL.fromarray(self.pixels).resize((width, height), PIL.Resampling.BOX))
+
+    def with_cells(self, grid: BoolGrid) -> EditMask:
+        """This mask over other cells [h, w]; of those that it had not, all pixels are taken."""
+        if self.pixels is None:
+            return replace(self, grid=grid)
+        is_new = over_pixels(grid & ~self.grid, self.pixels.shape[::-1])
+        return replace(self, grid=grid, pixels=np.where(is_new, np.uint8(255), self.pixels))
+
     @property
     def heat(self) -> NDArray[np.float32] | None:
         """`heatmap`, by the name that it had in 0.1.0."""
@@ -180,8 +227,12 @@ class EditMask:
         return self.other_objects
 
     def image(self) -> Image:
-        """The mask at canvas size: mode "L", 255 inside (of a soft mask its levels), 0 outside, [8h, 8w] pixels."""
+        """The mask at canvas size, [8h, 8w] pixels: mode "L", 255 inside (of a soft mask its levels), 0 outside, less
+        where a pixel is taken in part."""
         from PIL import Image as PIL
 
         levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels
-        return PIL.fromarray(np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8)), mode="L")
+        inside = np.kron(levels, np.ones((LATENT_FACTOR, LATENT_FACTOR), np.uint8))
+        if (pixels := self.canvas_pixels) is not None:
+            inside = ((inside.astype(np.uint16) * pixels + 254) // 255).astype(np.uint8)  # rounded up
+        return PIL.fromarray(inside, mode="L")

@@ -14,6 +14,7 @@ class SchedulerName(StrEnum):
     DPM_SOLVER_KARRAS = "dpmsolver++_karras"
     DPM_SOLVER_SDE = "dpmsolver++_sde"
     DPM_SOLVER_SDE_KARRAS = "dpmsolver++_sde_karras"
+    DPM_SOLVER_SDE_EXPONENTIAL = "dpmsolver++_sde_exponential"
     DPM_SDE = "dpm_sde"
     DPM_SDE_KARRAS = "dpm_sde_karras"
     EULER = "euler"
@@ -42,6 +43,7 @@ SCHEDULER_LABELS = {
     SchedulerName.DPM_SOLVER_KARRAS: "DPM++ 2M Karras",
     SchedulerName.DPM_SOLVER_SDE: "DPM++ 2M SDE",
     SchedulerName.DPM_SOLVER_SDE_KARRAS: "DPM++ 2M SDE Karras",
+    SchedulerName.DPM_SOLVER_SDE_EXPONENTIAL: "DPM++ 2M SDE Exponential",
     SchedulerName.DPM_SDE: "DPM++ SDE",
     SchedulerName.DPM_SDE_KARRAS: "DPM++ SDE Karras",
     SchedulerName.EULER: "Euler",
@@ -68,6 +70,27 @@ _SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABEL
     "tcdscheduler": SchedulerName.TCD,
 }
 """Names of web UIs and of diffusers' classes, without case -> the scheduler."""
+
+
+AUTOMATIC_SCHEDULES = {"dpm++ 2m": "Karras", "dpm++ sde": "Karras", "dpm++ 2m sde": "Exponential"}
+"""Sampler of a web UI, in lower case -> the noise schedule that it has where "Automatic" or none is chosen, since
+version 1.9 of Automatic1111's; those of other samplers are uniform."""
+
+_AUTOMATIC, _UNIFORM = ("", "automatic"), ("uniform", "normal", "default")
+
+
+def web_ui_scheduler(sampler: str, schedule: str) -> str:
+    """Return a scheduler's name as `SchedulerName` takes it, for the two names that web UIs have since version 1.9.
+
+    Args:
+        sampler: a web UI's name, such as "DPM++ 2M" or "DPM++ 2M Karras"; the latter has its schedule already.
+        schedule: a web UI's name of a noise schedule, such as "Karras"; "" for none.
+    """
+    name, noise = sampler.strip(), schedule.strip()
+    if noise.casefold() in _AUTOMATIC:
+        noise = AUTOMATIC_SCHEDULES.get(name.casefold(), "")
+    is_told = noise.casefold() in _UNIFORM or name.casefold().endswith(noise.casefold())
+    return name if is_told else f"{name} {noise}"
 
 
 def num_timesteps(scheduler: SchedulerName, steps: int) -> int:

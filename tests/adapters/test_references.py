@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from fisedit import Editor
 from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.checkpoints import save_adapter
 from fisedit.adapters.insertion_points import inject_maps
+from fisedit.adapters.references import References
 from fisedit.adapters.row_column_reader import ReferenceCondition
-from fisedit.errors import AdapterError, InputError, MaskError
-from fisedit.values import MaskSource
+from fisedit.errors import AdapterError, InputError, MaskError, ModelError
+from fisedit.values import AdapterUse, MaskSource
 from tests.support import oracle
 from tests.support.adapters import lively, naive
 from tests.support.edits import CAT, DOG, Calls, pixels_outside
@@ -391,3 +394,26 @@ def test_a_larger_picture_keeps_the_look(editor):
     source = editor.generate(CAT, reference=RED, **QUICK)
     larger = editor.extend(right=32, seed=3)
     assert larger.config.like == source.config.like != ()
+
+
+class Mapped:
+    """An adapter whose network is mapped from a file."""
+
+    identity, check_use, check_fit, match = "one", print, print, print
+
+    def __init__(self, file):
+        self.network = torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
+        save_file(self.network.state_dict(), file)
+        self.network.load_state_dict(load_file(file), assign=True)
+
+
+def test_an_adapters_file_that_is_written_to_in_place_is_refused(tmp_path):
+    file = tmp_path / "adapter.safetensors"
+    references = References(SimpleNamespace(unet=None), None)
+    references.load(Mapped(file), str(file), AdapterUse())
+    references.check_files()
+    with file.open("r+b") as opened:
+        opened.seek(-8, 2)
+        opened.write(b"12345678")
+    with pytest.raises(ModelError, match=r"adapter\.safetensors was written to while its model is open"):
+        references.check_files()

@@ -13,6 +13,7 @@ from PIL import Image
 from app import export, handlers, history
 from app.lora_catalog import LoraCatalog, shipped
 from app.model_pool import LoadedModel
+from app.program_pictures import ProgramPictures
 from app.sessions import AppState
 from app.validation import AdapterPicture, Busy, Conditions, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
@@ -89,6 +90,31 @@ def test_a_chosen_lora_paints_a_picture_and_its_edits(state, session, places, pl
 
 
 @pytest.mark.slow
+def test_tags_in_a_prompt(state, session):
+    """Applied and taken out of it; a picture that other LoRAs made is opened anew for an edit."""
+    wanted = last(handlers.generate(state, session, CAT, INK))
+    tagged = last(handlers.generate(state, session, f"{CAT} <lora:ink:0.6>", PLAIN))
+    assert same(tagged, wanted) and tagged.config == wanted.config and tagged.prompt == CAT
+    edit = last(handlers.edit(state, session, f"{DOG} <lora:ink:0.6>"))
+    assert edit.prompt == DOG and edit.config.loras == wanted.config.loras
+    with pytest.raises(InputError, match=r"an edit has its picture's LoRAs, ink at 0.6, got tags of oil"):
+        last(handlers.edit(state, session, f"{CAT} <lora:oil:1>"))
+    for prompt, settings, message in (
+        (f"{CAT} <lora:nothere:1>", PLAIN, "lora must be one of ink, oil, got 'nothere'"),
+        (f"{CAT} <lora:ink:1>", INK, "the LoRA ink must have one scale, got 1 and 0.6"),
+        (f"{CAT} <lora:ink:9>", PLAIN, r"lora scale must be a number in \[-2, 2\]"),
+        ("<lora:ink:1>", PLAIN, "prompt must say something"),
+    ):
+        with pytest.raises(InputError, match=message):
+            last(handlers.generate(state, session, prompt, settings))
+    pictures = ProgramPictures(state)
+    (cat,) = pictures.generate(CAT, [PLAIN])
+    region = RegionSettings(add=Image.fromarray(SQUARE), only=True)
+    kept, changed = (pictures.edit(cat.data, f"{DOG}{tag}", [PLAIN], region)[0] for tag in ("", " <lora:oil:1>"))
+    assert kept.config.loras == () and state.pool.loras.as_text(changed.config.loras) == "oil at 1"
+    assert changed.config.prompt == DOG and changed.config.opened and not kept.config.opened
+
+
 def test_several_loras_at_once(state, session, places, plain):
     several = SourceSettings(4, 4.0, 7, 128, 128, model="demo", loras={"oil": 0.5, "ink": 0.6})
     source, edit = last(handlers.generate(state, session, CAT, several)), last(handlers.edit(state, session, DOG))

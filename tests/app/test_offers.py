@@ -20,7 +20,7 @@ from app import handlers
 from app.validation import SourceSettings, label
 from fisedit import Editor
 from fisedit.adapters.checkpoints import save_adapter
-from fisedit.masking.region_arguments import cells_on_picture
+from fisedit.masking.region_values import RegionCanvas
 from tests.support.adapters import filled, lively
 from tests.support.app.models import derived
 from tests.support.app.page import CAT, DOG, make, nodes, pixels, run, stroke
@@ -245,7 +245,8 @@ def test_a_thing_that_a_detector_finds_is_edited(browser, site):
     expect(page.locator("#facts")).to_contain_text("of the picture")
     page.locator("#run").click()
     expect(nodes(page)).to_have_count(2)
-    is_cat = cells_on_picture(found["cat"], (256, 256)).repeat(8, 0).repeat(8, 1) > 0
+    cat = found["cat"].bind(RegionCanvas(256, 256, (256, 256))).resolve(None)
+    is_cat = cat.kept_to_pixels().painted((256, 256))
     changed = (pixels(page, ".picture") != plain).any(2)
     assert changed[is_cat].mean() > 0.9 and not changed[~is_cat].any()
     expect(page.locator("#things .token")).to_have_count(0)  # another picture, in which nothing was looked for

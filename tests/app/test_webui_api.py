@@ -15,7 +15,7 @@ from PIL import Image
 
 from fisedit.storage import image_metadata, provenance
 from fisedit.values import SchedulerName
-from tests.support.app.requests import CAT, DOG
+from tests.support.app.requests import CAT, DOG, FOX, png
 
 SMALL = {"width": 64, "height": 64, "steps": 3, "cfg_scale": 4.0}
 
@@ -79,6 +79,27 @@ def test_an_answer_says_what_was_used(client):
     assert (told["seed"], told["steps"], told["cfg_scale"], told["sampler_name"]) == (7, 3, 4.0, "DDIM")
 
 
+def test_what_an_edit_has_from_its_picture_is_told(client):
+    source = client.txt2img(prompt=CAT, seed=7, **SMALL)
+    assert source.info["notes"] == [] and client.txt2img(prompt=CAT, seed=None, **SMALL).info["seed"] >= 0
+    asked = {**SMALL, "steps": 20, "width": 512, "sampler_name": "Euler a", "negative_prompt": "snow"}
+    edit = {"images": [source.image], "prompt": DOG, "mask_image": left_half()}
+    notes = client.img2img(**edit, mask_blur=9, **asked).info["notes"]
+    told = ["steps is 3, not 20", "negative_prompt is '', not 'snow'", "width is 64, not 512"]
+    assert all(any(note.startswith(each) for note in notes) for each in told), notes
+    assert any("sampler_name is 'DDIM', not 'Euler a'" in note for note in notes)
+    assert "mask_blur is not read, got 9: an edit keeps every pixel outside the mask" in notes
+    sent = {"init_images": [base64.b64encode(png(source.image)).decode()], "prompt": DOG, "source_prompt": FOX}
+    assert "source_prompt is not read, got" in httpx.post(f"{client.baseurl}/img2img", json=sent).json()["info"]
+
+
+def test_a_schedule_that_is_not_chosen_is_the_samplers_own(client):
+    asked = {"prompt": CAT, "seed": 7, "sampler_name": "DPM++ 2M", **SMALL}
+    found = [client.txt2img(scheduler=noise, **asked) for noise in (None, "Automatic", "Karras", "Uniform")]
+    assert [each.info["sampler_name"] for each in found] == ["DPM++ 2M Karras"] * 3 + ["DPM++ 2M"]
+    assert (pixels(found[0].image) == pixels(found[2].image)).all()
+
+
 def test_without_a_mask_the_whole_picture_is_painted_as_far_as_the_strength_goes(client):
     source = client.txt2img(prompt=CAT, seed=7, **SMALL).image
     near, far = (
@@ -92,6 +113,27 @@ def test_a_picture_from_elsewhere_is_opened(client):
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
     edit = client.img2img(images=[photo], prompt=DOG, mask_image=left_half(), **SMALL).image
     assert (pixels(edit) == pixels(photo))[:, 32:].all()
+
+
+def test_a_mask_is_kept_to_the_pixel_as_web_uis_read_it(site):
+    """Strokes of any colour on a clear ground mark; a photograph that its EXIF turns is turned first."""
+    exif, mask = Image.Exif(), Image.new("RGBA", (64, 48))
+    exif[0x0112] = 6
+    stored = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 48, 3), np.uint8))
+    mask.paste((0, 0, 0, 255), (5, 3, 39, 30))
+    asked = {"prompt": DOG, "denoising_strength": 1.0, "steps": 3, "init_images": [encoded(stored, exif=exif)]}
+    answer = httpx.post(f"{site.url}sdapi/v1/img2img", json=asked | {"mask": encoded(mask)}, timeout=60).json()
+    made = Image.open(BytesIO(base64.b64decode(answer["images"][0])))
+    changed = (pixels(made) != pixels(stored.transpose(Image.Transpose.ROTATE_270))).any(-1)
+    assert Image.fromarray(changed).getbbox() == (5, 3, 39, 30)
+    refused = httpx.post(f"{site.url}sdapi/v1/img2img", json=asked | {"mask": encoded(Image.new("L", (64, 48)))})
+    assert refused.status_code == 400 and "got nothing marked" in refused.json()["detail"]
+
+
+def encoded(image: Image.Image, **options: object) -> str:
+    file = BytesIO()
+    image.save(file, "PNG", **options)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def test_what_is_offered(client):
@@ -141,7 +183,14 @@ def test_a_run_tells_how_far_it_is_and_is_interrupted(client):
         ("txt2img", ["cat"], "error[input]:"),
         ("img2img", {"prompt": CAT}, "error[input]: init_images must hold a picture"),
         ("img2img", {"prompt": CAT, "init_images": ["AAAA"]}, "error[input]:"),
+        ("img2img", {"prompt": CAT, "init_images": ["AAAA", "AAAA"]}, "error[input]: init_images must hold a picture"),
+        ("txt2img", {"prompt": CAT, "enable_hr": True}, "error[input]: enable_hr is not supported, got True"),
+        ("txt2img", {"prompt": "a <lora:nothere:1>"}, "error[input]: lora must be one of"),
+        ("txt2img", {"prompt": "a <lora:nothere:big>"}, "error[prompt]: a LoRA's tag must have a number"),
+        ("txt2img", {"prompt": "a [cat|dog]"}, "error[prompt]: prompt has [cat|dog], which changes with every step"),
+        ("txt2img", {"prompt": CAT, "sampler_name": "Euler", "scheduler": "Beta"}, "error[input]: scheduler must be"),
         ("options", {"sd_model_checkpoint": "other"}, "error[input]:"),
+        ("options", {"eta_ddim": 0.5}, "error[input]: options.eta_ddim is not known here"),
     ],
 )
 def test_bad_requests_are_one_line(site, route, asked, line):

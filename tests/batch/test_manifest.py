@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +20,7 @@ from fisedit.batch.manifest import plan_batch
 from fisedit.batch.values import BatchJob
 from fisedit.errors import InputError
 from fisedit.storage.canvas import MAX_PIXELS
-from fisedit.storage.images import decode, decode_mask, encode
+from fisedit.storage.images import decode, encode
 from tests.support.batches import AFTER, BEFORE, SAID, arguments, batch
 from tests.support.folders import claims, half, lines, picture, pictures, tree
 
@@ -96,6 +95,10 @@ class TestBeforeTheModelLoads:
         before = tree(tmp_path)
         early(*given).refused("input", *words)
         assert tree(tmp_path) == before
+
+    def test_syntax_that_is_not_read(self, fisedit):
+        call = fisedit("batch", "in", "out", "--prompt", "a [cat|dog]")
+        call.refused("prompt", "--prompt has [cat|dog], which changes with every step")
 
     def test_the_model_itself(self, early, tmp_path):
         early("in", "out", *SAID).refused("model", "./nowhere")
@@ -322,14 +325,6 @@ class TestPictures:
         back = decode(data).image
         assert back.mode == expected[0] and expected[1] in (None, back.getpixel((0, 0)))
         assert all(said in note for note in notes) and bool(notes) == bool(said)
-
-    def test_masks_of_every_kind(self, tmp_path):
-        wide = np.repeat(np.array([[0, 128 * 257], [65535, 0]], np.uint16), 8, 0).repeat(8, 1)
-        Image.fromarray(wide).save(tmp_path / "m.png")
-        got = np.asarray(decode_mask((tmp_path / "m.png").read_bytes(), (16, 16)))[::8, ::8]
-        assert got.tolist() == [[0, 128], [255, 0]]
-        Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / "m.png")
-        assert not np.asarray(decode_mask((tmp_path / "m.png").read_bytes(), (8, 8))).any()
 
 
 class TestTextsBesidePictures:

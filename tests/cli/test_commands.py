@@ -79,6 +79,7 @@ class TestUsage:
         ("arguments", "code", "message"),
         [
             (["generate", " "], "prompt", "prompt must say something"),
+            (["generate", "a [cat:dog:0.5]"], "prompt", "prompt has [cat:dog:0.5], which changes at a step"),
             (
                 ["generate", "a cat", "--num-inference-steps", "0"],
                 "input",
@@ -427,27 +428,6 @@ class TestFiles:
         with pytest.raises(OSError, match="disk full"):
             images.write_image(Broken(), path)
         assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-    def test_masks_of_every_depth(self, tmp_path):
-        wide = np.array([[0, 128 * 257, 65535]], np.uint16)
-        Image.fromarray(wide).save(tmp_path / "16.png")
-        Image.fromarray(np.array([[False, True]])).save(tmp_path / "1.png")
-        Image.new("LA", (1, 1), (200, 0)).save(tmp_path / "la.png")
-        assert np.asarray(images.read_mask(tmp_path / "16.png")).tolist() == [[0, 128, 255]]
-        assert np.asarray(images.read_mask(tmp_path / "1.png")).tolist() == [[0, 255]]
-        assert images.read_mask(tmp_path / "la.png").getpixel((0, 0)) == 200
-        assert images.read_mask(None) is None
-
-    def test_a_huge_mask_is_refused_by_its_header(self, tmp_path):
-        for side, words in ((12_000, "12000x12000"), (20_000, "huge.png")):
-            Image.new("1", (side, side)).save(tmp_path / "huge.png")
-            with pytest.raises(MaskError, match=words):
-                images.read_mask(tmp_path / "huge.png")
-
-    def test_a_pipe_is_never_opened(self, tmp_path):
-        os.mkfifo(tmp_path / "mask.png")
-        with pytest.raises(MaskError, match="no plain file"):
-            images.read_mask(tmp_path / "mask.png")
 
 
 def test_verbs_are_thin():

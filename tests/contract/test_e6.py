@@ -52,8 +52,8 @@ def recorded_afresh(engine, edit):
     sampler, copy = engine.sampler(edit.config), Trajectory(edit.config, latents=edit.latents)
     with torch.inference_mode():
         text = engine.encode(edit.config)
-        for x, t in zip(edit.latents, sampler.timesteps, strict=False):
-            scaled, timestep_cond = engine._inputs(sampler, edit.config, x, t, None)
+        for i, (x, t) in enumerate(zip(edit.latents, sampler.timesteps, strict=False)):
+            scaled, timestep_cond = engine._inputs(sampler, edit.config, x, i, None)
             raw, maps = engine.executor.run_dense(scaled, t, text, copy.text_keys, timestep_cond=timestep_cond)
             copy.predictions.append(apply_guidance(raw, engine._guidance(edit.config)))
             copy.features.append(maps)

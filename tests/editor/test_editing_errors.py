@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, replace
@@ -15,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fisedit import Cancelled, Editor
+from fisedit import Cancelled, Editor, Region
 from fisedit.errors import AdapterError, InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
 from fisedit.pipeline import EditPipeline
 from fisedit.storage.canvas import to_editable
@@ -58,7 +59,7 @@ def test_gigapixels_are_refused_before_they_are_decoded(editor, expected, gigapi
         with pytest.raises(InputError, match="must have at most 64 million pixels, got 60000x60000"):
             call(gigapixels)
     for name in ("mask", "protect"):
-        with pytest.raises(MaskError, match="the picture's 128x128 pixels, got 60000x60000"):
+        with pytest.raises(MaskError, match="must have at most 64 million pixels, got 60000x60000"):
             editor.edit(DOG, **{"mask": SQUARE, name: gigapixels})
     still_works(editor, expected)
 
@@ -78,6 +79,8 @@ GENERATE = [
     ({"prompt": None}, PromptError, "prompt must be text, got NoneType"),
     ({"prompt": "a cat \udcff"}, PromptError, "prompt must be Unicode text, got 'a cat .udcff'; remove"),
     ({"negative_prompt": "\ud800"}, PromptError, "negative_prompt must be Unicode text"),
+    ({"prompt": "a cat <hypernet:ink:1>"}, PromptError, "prompt has <hypernet:ink:1>, which names a hypernet"),
+    ({"negative_prompt": "[a|b]"}, PromptError, r"negative_prompt has \[a|b\], which changes with every step"),
     ({"prompt": ["a cat"]}, PromptError, "prompt must be text, got list"),
     ({"negative_prompt": None}, PromptError, "negative_prompt must be text, got NoneType"),
     ({"num_inference_steps": 0}, InputError, r"num_inference_steps must be a whole number in \[1, 999\], got 0"),
@@ -105,8 +108,10 @@ GENERATE = [
 EDIT = [
     ({"prompt": ""}, PromptError, "prompt must say something"),
     ({"prompt": 7}, PromptError, "prompt must be text, got int"),
+    ({"prompt": "a dog AND a cake"}, PromptError, "prompt has AND, which joins pictures of several prompts"),
+    ({"regions": [(Region.box(0, 0, 64, 64), "{a|b}")]}, PromptError, r"prompt has \{a\|b\}, which chooses at random"),
     ({"mask": np.ones((15, 16), bool)}, MaskError, "mask must have the picture's 128x128 pixels"),
-    ({"mask": Image.new("L", (64, 64), 255)}, MaskError, "got 64x64; resize it"),
+    ({"mask": np.ones((64, 64))}, MaskError, "got 64x64; resize it"),
     ({"mask": "square"}, MaskError, "mask must be a PIL image, a numpy array or an EditMask, got str"),
     ({"mask": np.full((128, 128), math.nan, np.float32)}, MaskError, "must hold values from 0 to 1, got nan"),
     ({"mask": np.full((128, 128), 300)}, MaskError, "must hold values from 0 to 255"),
@@ -362,11 +367,17 @@ def _other_weights(pipe):
         pipe.unet.conv_in.weight.mul_(0.9)
 
 
+def _weights_written_through_data(pipe):
+    """As PEFT merges and averages of weights are written: torch counts no write."""
+    for weight in pipe.vae.parameters():
+        weight.data.mul_(0.99)
+
+
 def _other_vae(pipe):
     pipe.vae = build_pipeline("shallow", seed=3).vae
 
 
-@pytest.mark.parametrize("change", [_other_schedule, _other_weights, _other_vae])
+@pytest.mark.parametrize("change", [_other_schedule, _other_weights, _weights_written_through_data, _other_vae])
 def test_what_another_model_recorded_is_not_read(change):
     pipe = build_pipeline("shallow")
     editor = Editor(pipe)
@@ -377,6 +388,26 @@ def test_what_another_model_recorded_is_not_read(change):
     editor.checkout("0")
     editor.forget()
     assert editor.edit(DOG, mask=SQUARE, growth=1).image.tobytes() == edited.image.tobytes()
+
+
+@pytest.mark.parametrize("when", ["before", "between", "during"])
+def test_a_models_file_that_is_overwritten_changes_no_picture(model, tmp_path, when):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    file = next((folder / "unet").glob("*.safetensors"))
+
+    def overwrite(*_):
+        with file.open("r+b") as opened:
+            opened.seek(-4096, 2)
+            opened.write(bytes(4096))
+
+    editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+    if when == "between":
+        editor.generate(CAT, **QUICK)
+    if when != "during":
+        overwrite()
+    with pytest.raises(ModelError, match="was written to while its model is open; load the model again"):
+        editor.generate(DOG, **QUICK, on_step=overwrite if when == "during" else None)
 
 
 def test_a_part_that_was_taken_out_is_told():

@@ -243,11 +243,14 @@ def test_extending_is_all_or_nothing(editor, at):
     assert len(editor.history) == 3
 
 
-def test_a_border_without_a_cell_is_refused(editor):
-    source = editor.generate(CAT, seed=7, num_inference_steps=2)
-    with pytest.raises(MaskError, match="make it wider"):
-        editor.extend(right=3)
-    assert list(editor.history) == [source]
+@pytest.mark.parametrize(("side", "added"), [(128, 5), (601, 3)])
+def test_a_border_narrower_than_a_cell_is_painted(editor, side, added):
+    editor.open(photo(size=(side, side - 24)), CAT, **QUICK)
+    before = np.asarray(editor.current.image)
+    after = editor.extend(right=added)
+    mirrored, got = (np.asarray(each) for each in (editor.history.find(after.parent).image, after.image))
+    assert np.array_equal(got[:, :side], before)
+    assert (got != mirrored).any(-1)[:, side:].mean(0).min() > 0.9  # in every column
 
 
 def test_one_number_extends_a_picture_at_all_sides(editor):

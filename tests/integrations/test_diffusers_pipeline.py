@@ -15,6 +15,7 @@ from diffusers import (
     EulerDiscreteScheduler,
     PNDMScheduler,
     StableDiffusionPipeline,
+    TCDScheduler,
     UniPCMultistepScheduler,
 )
 from safetensors.torch import save_file
@@ -54,6 +55,17 @@ def test_without_an_image_it_is_diffusers_pipeline(pipe, scheduler):
     ours = pipe(CAT, generator=seed(5), **asked).images
     assert ours.shape == (1, 64, 72, 3)
     assert np.abs(ours - theirs(CAT, generator=seed(5), **asked).images).max() <= 1.5 / 255
+
+
+def test_tcd_runs_with_its_own_eta(pipe):
+    pipe.scheduler = TCDScheduler.from_config(pipe.scheduler.config)
+    theirs = StableDiffusionPipeline(**pipe.components, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    asked = {**QUICK, "eta": 0.3, "height": 64, "width": 64, "output_type": "np"}
+    ours = pipe(CAT, generator=seed(5), **asked).images
+    assert np.abs(ours - theirs(CAT, generator=seed(5), **asked).images).max() <= 1.5 / 255
+    with pytest.raises(InputError, match="at their defaults, got eta; leave them out"):
+        pipe(CAT, **QUICK, eta=0.0)
 
 
 def test_a_picture_of_its_own_is_edited_as_it_was_made(pipe):

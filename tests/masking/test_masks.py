@@ -42,6 +42,8 @@ FORMS = {
     "pil 1": Image.fromarray(pixels(CELLS)),
     "pil RGB": Image.fromarray(pixels(CELLS).astype(np.uint8) * 255).convert("RGB"),
     "pil P": Image.fromarray(pixels(CELLS).astype(np.uint8) * 255).convert("P"),
+    "pil 16 bit": Image.fromarray(pixels(CELLS).astype(np.uint16) * 65535),
+    "pil of another size": Image.fromarray(CELLS.astype(np.uint8) * 255),
     "pil LA": Image.merge("LA", [Image.new("L", (64, 48), 255), Image.fromarray(np.uint8(255) * pixels(CELLS))]),
     "pil F": Image.fromarray(pixels(CELLS).astype(np.float32)),
     "bool": pixels(CELLS),
@@ -88,7 +90,6 @@ NAN = np.full((48, 64), np.nan)
 BAD = {
     "wrong size": (np.zeros((64, 48), bool), "64x48 pixels.*got 48x64"),
     "latent size, but not boolean": (CELLS.astype(np.uint8), "got 8x6"),
-    "pil of another size": (Image.new("L", (8, 6)), "got 8x6"),
     "colour array": (np.zeros((48, 64, 3), np.uint8), "got an array of shape 48x64x3"),
     "no dimensions": (np.array(True), "got an array of shape nothing"),
     "nothing in it": (np.zeros((0, 0), bool), "got 0x0"),
@@ -99,7 +100,7 @@ BAD = {
     "above one": (np.full((48, 64), 255.0), "from 0 to 1, got 255"),
     "negative": (np.full((48, 64), -1), "from 0 to 255, got -1"),
     "16 bit": (np.full((48, 64), 65535, np.uint16), "from 0 to 255"),
-    "pil 16 bit": (Image.fromarray(np.full((48, 64), 65535, np.uint16)), "from 0 to 255"),
+    "pil of floats": (Image.fromarray(np.full((48, 64), 1.5, np.float32)), "from 0 to 1, got 1.5"),
     "complex": (np.zeros((48, 64), complex), "got complex128"),
     "objects": (np.full((48, 64), None), "got object"),
 }

@@ -60,3 +60,49 @@ def test_a_checkpoints_own_sigmas_do_not_change_what_a_name_means():
 def test_other_names_are_refused_with_those_that_are_known():
     with pytest.raises(InputError, match=r"scheduler must be one of ddim, .*tcd, got 'DPM9'"):
         config_of(scheduler="DPM9")
+
+
+@pytest.mark.parametrize("scheduler", ["dpmsolver++_karras", "dpmsolver++_sde_karras", "dpm_sde_karras"])
+def test_an_edit_may_begin_at_either_of_two_equal_timesteps(scheduler):
+    """Noise is added and steps are counted from that very step, as diffusers' image-to-image does."""
+    config = config_of(scheduler=scheduler, num_inference_steps=100)
+    times = Sampler(config, build_scheduler().config, 4, *PLACE).timesteps
+    twice = [i for i in range(1, len(times)) if times[i] == times[i - 1]]
+    assert twice
+    for begin in (twice[0] - 1, twice[0]):
+        theirs = build_scheduler(scheduler)
+        theirs.set_timesteps(100)
+        theirs.set_begin_index(begin)
+        ours, clean = Sampler(config, build_scheduler().config, 4, *PLACE), torch.full((1, 4, 16, 16), 0.5)
+        latents = ours.noised(clean, begin)
+        assert torch.equal(latents, theirs.add_noise(clean, ours._first_noise, times[begin : begin + 1]))
+        for i in range(begin, len(times)):
+            expected = theirs.step(clean, times[i], latents, generator=torch.Generator().manual_seed(i)).prev_sample
+            ours._generator.manual_seed(i)
+            latents = ours.step(clean, i, latents)
+            assert torch.equal(latents, expected)
+
+
+def zero_snr(prediction):
+    """A model's config, without diffusers' list of what was left at its default."""
+    own = build_scheduler("ddim", prediction).config
+    return {name: own[name] for name in own if not name.startswith("_")} | {"rescale_betas_zero_snr": True}
+
+
+@pytest.mark.parametrize("scheduler", SchedulerName)
+def test_zero_terminal_snr_is_used_or_refused_by_name(scheduler):
+    zero = zero_snr("v_prediction")
+    config = config_of(scheduler=scheduler, num_inference_steps=4)
+    zero["timestep_spacing"] = "trailing"
+    if scheduler in ("heun", "pndm", "dpm_sde", "dpm_sde_karras"):  # diffusers' drop it
+        with pytest.raises(InputError, match=f"the model's rescale_betas_zero_snr, got {scheduler}; use one of ddim"):
+            Sampler(config, zero, 4, *PLACE)
+    else:
+        assert Sampler(config, zero, 4, *PLACE)._scheduler.alphas_cumprod[-1] < 1e-6
+
+
+def test_noise_alone_is_not_told_from_a_picture():
+    zero = zero_snr("epsilon")
+    with pytest.raises(InputError, match=r"v_prediction where .* tcd begins at timestep 999, got epsilon; correct the"):
+        Sampler(config_of(scheduler="tcd", num_inference_steps=4), zero, 4, *PLACE)
+    Sampler(config_of(scheduler="ddim", num_inference_steps=4), zero, 4, *PLACE)  # begins at 751

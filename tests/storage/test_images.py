@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisedit.errors import InputError, MaskError
+from fisedit.errors import InputError
 from fisedit.storage.canvas import to_editable
-from fisedit.storage.images import decode, decode_mask, encode, read_mask, write_image
+from fisedit.storage.images import decode, encode, write_image
 
 
 def ycbcr_tiff(compression: str | None, size: tuple[int, int] = (60, 41)) -> tuple[Image.Image, bytes]:
@@ -107,13 +107,6 @@ def test_a_transparent_level_of_16_bits_is_told():
     assert "16-bit grey, 1000" in encode(image, ".png")[1][0] and image.getpixel((0, 0)) == 1000
 
 
-def test_masks_are_turned_as_their_orientation_says():
-    mask, file, exif = np.zeros((20, 40), np.uint8), BytesIO(), Image.Exif()
-    mask[:, :10], exif[0x0112] = 255, 6
-    Image.fromarray(mask).save(file, "PNG", exif=exif)
-    assert (np.asarray(decode_mask(file.getvalue(), (20, 40))) == np.rot90(mask, -1)).all()
-
-
 @pytest.mark.parametrize(("name", "size"), [("a.webp", (16_384, 1)), ("a.WEBP", (1, 16_384)), ("a.jpeg", (65_501, 1))])
 def test_sides_that_a_format_cannot_hold(tmp_path, name, size):
     path, longest = tmp_path / name, max(size) - 1
@@ -122,31 +115,3 @@ def test_sides_that_a_format_cannot_hold(tmp_path, name, size):
     assert not list(tmp_path.iterdir())
     assert decode(encode(Image.new("RGB", (longest, 1)), path.suffix)[0]).image.size == (longest, 1)
     assert decode(encode(Image.new("RGB", size), ".png")[0]).image.size == size
-
-
-@pytest.mark.parametrize(("mode", "scale"), [("I;16", 257), ("I;16B", 257), ("I", 1), ("I", 257)])
-def test_masks_of_more_than_8_bits(tmp_path, mode, scale):
-    """Levels of 16 bits are scaled in either order of bytes; those of 32 bits are of 8 or 16 bits by their range."""
-    levels = (np.arange(32) * 8 + 7) * scale
-    dtype = {"I;16": "<u2", "I;16B": ">u2", "I": "<i4"}[mode]
-    Image.frombytes(mode, (32, 1), levels.astype(dtype).tobytes()).save(tmp_path / "mask.tif")
-    assert Image.open(tmp_path / "mask.tif").mode == mode
-    expected = (levels // scale)[None].tolist()
-    assert np.asarray(read_mask(tmp_path / "mask.tif")).tolist() == expected
-    assert np.asarray(decode_mask((tmp_path / "mask.tif").read_bytes(), (32, 1))).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("levels", "why"),
-    [
-        (np.eye(8, dtype=np.float32), r"must have levels of 8 or 16 bits, got floats \(mode F\); convert it"),
-        (np.eye(8, dtype=np.int32) * 70_000, "must have levels from 0 to 65535, got 0 to 70000; scale them"),
-        (-np.eye(8, dtype=np.int32), "must have levels from 0 to 65535, got -1 to 0; scale them"),
-    ],
-)
-def test_masks_whose_levels_say_nothing(tmp_path, levels, why):
-    Image.fromarray(levels).save(tmp_path / "mask.tif")
-    with pytest.raises(MaskError, match=f"mask .*mask.tif {why}"):
-        read_mask(tmp_path / "mask.tif")
-    with pytest.raises(MaskError, match=f"mask {why}"):
-        decode_mask((tmp_path / "mask.tif").read_bytes(), (8, 8))

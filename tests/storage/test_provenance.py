@@ -494,8 +494,8 @@ class TestHostile:
                 provenance.parse_origin(Metadata("a cat", bad(name)))
 
     def test_a_newer_one_is_named(self):
-        with pytest.raises(InputError, match="must be of version 2, got 3; update fisedit"):
-            provenance.parse_origin(Metadata("", json.dumps(GOOD | {"version": 3})))
+        with pytest.raises(InputError, match="must be of version 3, got 4; update fisedit"):
+            provenance.parse_origin(Metadata("", json.dumps(GOOD | {"version": 4})))
 
     @settings(deadline=None, max_examples=150)
     @given(st.data())

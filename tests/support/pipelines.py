@@ -64,6 +64,7 @@ ALL_SCHEDULERS: Mapping[str, tuple[type[SchedulerMixin], dict]] = MappingProxyTy
         "dpmsolver++_karras": (DPMSolverMultistepScheduler, KARRAS),
         "dpmsolver++_sde": (DPMSolverMultistepScheduler, SDE),
         "dpmsolver++_sde_karras": (DPMSolverMultistepScheduler, SDE | KARRAS),
+        "dpmsolver++_sde_exponential": (DPMSolverMultistepScheduler, SDE | {"use_exponential_sigmas": True}),
         "dpm_sde": (DPMSolverSinglestepScheduler, SINGLE),
         "dpm_sde_karras": (DPMSolverSinglestepScheduler, SINGLE | KARRAS),
         "euler": (EulerDiscreteScheduler, {}),

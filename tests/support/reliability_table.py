@@ -27,6 +27,7 @@ BATCH, KINDS, FAULT, OPENING, MODELS, CLI, BAD = (
     "tests/cli/test_commands.py",
     "tests/editor/test_editing_errors.py",
 )
+MASKS = "tests/storage/test_mask_images.py"
 GIVEN, RESUMING, HAND, POOL, REPORT, RAY, FAULT_RAY = (
     "tests/batch/test_manifest.py",
     "tests/batch/test_journal.py",
@@ -67,7 +68,7 @@ CASES: Mapping[str, Sequence[Case]] = {
             "A header of 100,000 x 100,000 pixels, or 12,000 x 12,000 in a small file: refused in 0.1 s, undecoded",
             (
                 f"{GIVEN}::TestPictures::test_a_bomb_is_refused_by_its_header",
-                f"{CLI}::TestFiles::test_a_huge_mask_is_refused_by_its_header",
+                f"{MASKS}::test_a_huge_mask_is_refused_by_its_header",
             ),
         ),
         ("A text chunk that unpacks to too much", (f"{GIVEN}::TestPictures::test_metadata_that_unpacks_to_too_much",)),
@@ -129,8 +130,7 @@ CASES: Mapping[str, Sequence[Case]] = {
         (
             "Masks: 16-bit, 1-bit, transparent, of the picture's own size",
             (
-                f"{GIVEN}::TestPictures::test_masks_of_every_kind",
-                f"{CLI}::TestFiles::test_masks_of_every_depth",
+                f"{MASKS}::test_every_form_of_a_mask_marks_the_same",
                 f"{OPENING}::test_a_mask_of_the_pictures_own_size",
             ),
         ),
@@ -152,7 +152,7 @@ CASES: Mapping[str, Sequence[Case]] = {
             "Pipes and devices: never opened",
             (
                 f"{BATCH}::TestBadFiles::test_each_is_named_and_the_good_are_done",
-                f"{CLI}::TestFiles::test_a_pipe_is_never_opened",
+                f"{MASKS}::test_a_pipe_is_never_opened",
                 f"{MODELS}::TestRefusedBeforeWeights::test_a_pipe_is_never_opened",
             ),
         ),

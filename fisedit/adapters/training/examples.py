@@ -17,7 +17,8 @@ from fisedit.adapters.insertion_points import insertion_points
 from fisedit.errors import InputError
 from fisedit.models.vae import encode
 from fisedit.storage.canvas import to_canvas, to_editable
-from fisedit.storage.images import decode, decode_mask, read_bytes
+from fisedit.storage.images import decode, read_bytes
+from fisedit.storage.mask_images import decode_mask
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class TrainingExamples:
         cells = self.side // LATENT_FACTOR
         if triple.region is None:
             return torch.zeros(1, 1, cells, cells)
-        grey = decode_mask(read_bytes(triple.region), (self.side, self.side))
+        grey = decode_mask(read_bytes(triple.region), size=(self.side, self.side))
         shares = torch.frombuffer(bytearray(grey.tobytes()), dtype=torch.uint8).float().view(1, 1, self.side, self.side)
         return F.avg_pool2d(shares / 255, LATENT_FACTOR)
 

@@ -99,7 +99,7 @@ def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, gri
         batch = torch.cat([latents] * len(text))
         raw = executor.run_sparse(batch, t, text, cache, FeatureOverlay(trajectory.features[i], plan))[0]
         prediction = scatter(trajectory.predictions[i], plan.levels[0].active, _guided(case, raw))
-        latents = torch.where(inside, sampler.step(prediction, t, latents), trajectory.latents[i + 1])
+        latents = torch.where(inside, sampler.step(prediction, i, latents), trajectory.latents[i + 1])
     return latents
 
 
@@ -113,7 +113,7 @@ def diffedit(case: EditCase) -> MethodResult:
     latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):
         raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
-        latents = torch.where(inside, sampler.step(_guided(case, raw), t, latents), trajectory.latents[i + 1])
+        latents = torch.where(inside, sampler.step(_guided(case, raw), i, latents), trajectory.latents[i + 1])
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
     return MethodResult(_decode_picture(case, latents), grid, NOISES + evaluations, macs)

@@ -1,0 +1,86 @@
+r"""Syntax of web UIs in prompts: what is taken out, what is refused, and what stays words."""
+
+from __future__ import annotations
+
+import pytest
+
+from fisedit.errors import PromptError
+from fisedit.values.prompt_syntax import blank_loras, check_syntax, lora_notes, take_loras, without_loras
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "scales"),
+    [
+        ("a cat on a beach", "a cat on a beach", {}),
+        ("a cat <lora:ink:0.8>", "a cat", {"ink": 0.8}),
+        ("<lora:ink>a cat, <lyco:my file-v2.1:-.5> big", "a cat,  big", {"ink": 1.0, "my file-v2.1": -0.5}),
+        ("<LORA: ink : 1 >", "", {"ink": 1.0}),
+        ("a <cat-toy> and <hypernet:x:1>", "a <cat-toy> and <hypernet:x:1>", {}),
+    ],
+)
+def test_tags_of_loras_are_taken_out(prompt, text, scales):
+    assert take_loras(prompt) == (text, scales) and without_loras(prompt) == text
+
+
+@pytest.mark.parametrize(
+    "tag", ["<lora::1>", "<lora:>", "<lora:a:b>", "<lora:a:1:0.5>", "<lora:a:te=1>", "<lora:a:1> <lora:a:1>"]
+)
+def test_other_tags_of_loras_are_refused(tag):
+    with pytest.raises(PromptError, match="LoRA"):
+        take_loras(f"a cat {tag}")
+    assert without_loras(f"a cat {tag}") == "a cat"
+
+
+def test_tags_that_are_not_applied_are_told_and_are_no_words():
+    prompt = "a <lora:ink:(0.8)>cat <lyco:[a|b]> <cat-toy>"
+    assert blank_loras(prompt) == f"a {' ' * 16}cat {' ' * 12} <cat-toy>" and len(blank_loras(prompt)) == len(prompt)
+    told = [note.partition(", ")[0] for note in lora_notes(prompt, "prompt")]
+    assert told == ["the prompt has <lora:ink:(0.8)>", "the prompt has <lyco:[a|b]>"]
+    check_syntax(prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ("a cat <hypernet:anime:1>", "<hypernet:anime:1>"),
+        ("a [cat:dog:0.5] on a beach", "[cat:dog:0.5]"),
+        ("a [cat:10]", "[cat:10]"),
+        ("a [cat::.5] b", "[cat::.5]"),
+        ("a [(cat:1.2):big (dog:1.1): 0.5 ]", "[(cat:1.2):big (dog:1.1): 0.5 ]"),
+        ("a [cat|dog]", "[cat|dog]"),
+        ("(a [cat||dog] on a beach:1.2)", "[cat||dog]"),
+        ("[[a|b]:c:0.3]", "[a|b]"),
+        ("a cat AND a dog", "AND"),
+        ("a cat :1.2 AND a dog :0.8", "AND"),
+        ("a __animal__ on a beach", "__animal__"),
+        ("a __art/style-1*__", "__art/style-1*__"),
+        ("a {cat|dog}", "{cat|dog}"),
+        ("a {2$$, $$cat|dog|fox}", "{2$$, $$cat|dog|fox}"),
+    ],
+)
+def test_what_no_text_encoder_reads_is_refused_by_name(prompt, named):
+    with pytest.raises(PromptError) as refused:
+        check_syntax(prompt)
+    assert str(refused.value).startswith(f"prompt has {named}, which ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "a (cat:1.2) [dog] BREAK ((big)) [(a:0.5)] [a (b:0.3)]",
+        r"\[cat|dog\] and \[a:b:0.5\] and \{a|b\}",
+        "a cat | a dog, a cat :) [dog :1.3) a] 12:30 a:b:0.5",
+        "a <cat-toy> <|startoftext|> a < b > c : d",
+        "sand and SAND, COMMAND; ANDROID {cat} __ ____ snake_case __init",
+        "[a:b] (a|b) [a (b|c) d]",
+        "",
+    ],
+)
+def test_all_else_is_left(prompt):
+    check_syntax(prompt)
+
+
+def test_long_parts_are_shortened():
+    with pytest.raises(PromptError) as refused:
+        check_syntax(f"[{'a' * 5000}|b]", "negative_prompt")
+    assert len(str(refused.value)) < 300 and str(refused.value).startswith("negative_prompt has [aaa")
