@@ -72,7 +72,7 @@ def to_editable(picture: Image.Image) -> Image.Image:
     if picture.width * picture.height > MAX_PIXELS:
         limit = f"at most {MAX_PIXELS // 10**6} million pixels"
         raise InputError(f"picture must have {limit}, got {picture.width}x{picture.height}; make it smaller")
-    info, result = owner_info(picture), _to_editable_mode(upright(picture))
+    info, result = owner_info(picture), to_editable_mode(upright(picture))
     result.info = info
     return result
 
@@ -324,7 +324,15 @@ def to_srgb(picture: Image.Image, *, alpha: bool) -> Image.Image:
     return Image.composite(shown, Image.new("RGB", shown.size, "white"), clear)
 
 
-def _to_editable_mode(picture: Image.Image) -> Image.Image:
+def to_editable_mode(picture: Image.Image) -> Image.Image:
+    """Convert an image to the modes that `to_editable` names.
+
+    Args:
+        picture: An upright PIL image with pixels.
+
+    Raises:
+        InputError: Its values are not 8 or 16-bit levels.
+    """
     mode = picture.mode
     if mode == "I" or mode.startswith(_MODE_16_BIT):
         levels = np.asarray(picture)

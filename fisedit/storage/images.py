@@ -44,7 +44,7 @@ TiffImagePlugin.OPEN_INFO.setdefault((b"MM", _WHITE_IS_ZERO, (1,), 1, (16,), ())
 """Pillow opens the same in the other byte order; `_levels_16_bit` inverts both."""
 
 _MOST = 2**16 - 1
-_RAW_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 257}
+_RAW_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 """Pillow's form of a PNG's samples -> its levels of 8 bits per sample, by which it scales pixels and not tRNS."""
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fisedit.errors import MaskError
-from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, upright
+from fisedit.storage.canvas import LEVELS_16_BIT, MAX_PIXELS, to_editable_mode, upright
 from fisedit.storage.files import why_no_file
 from fisedit.storage.images import decode, read_bytes
 
@@ -101,6 +101,7 @@ def mask_levels(mask: Image.Image, what: str = "mask") -> Image.Image:
     shown = upright(mask)
     if shown.mode == "F" or shown.mode.startswith("I"):
         return _to_8_bit(shown, what)
+    shown = to_editable_mode(shown)  # Pillow converts some to no grey, such as LAB
     if not shown.has_transparency_data:
         return shown.convert("L")
     colour = shown.convert("RGBA")

@@ -93,7 +93,7 @@ def test_colours_of_16_bits_are_read_as_8_and_that_is_said():
         (4, 0, (5,), b"\x50"),
         (8, 0, (5,), b"\x05"),
         (8, 2, (1, 2, 3), bytes((1, 2, 3))),
-        (16, 2, (1000, 2000, 65535), struct.pack(">3H", 1000, 2000, 65535)),
+        (16, 2, (1000, 512, 65535), struct.pack(">3H", 1000, 512, 65535)),
     ],
 )
 def test_a_transparent_colour_of_any_depth_is_clear(depth, colour, samples, row):

@@ -53,6 +53,16 @@ def test_every_form_of_a_mask_marks_the_same(name, tmp_path):
     assert np.array_equal(np.asarray(read), INSIDE)
 
 
+@pytest.mark.parametrize("mode", ["La", "RGBa", "PA", "LAB", "HSV", "YCbCr", "CMYK", "RGBX"])
+def test_modes_that_few_files_have(mode):
+    if mode == "LAB":
+        mask = Image.merge("LAB", [Image.fromarray(INSIDE), *[Image.new("L", (4, 2), 128)] * 2])
+    else:
+        through = {"La": "LA", "RGBa": "RGBA", "PA": "P"}.get(mode, "RGB")
+        mask = Image.fromarray(INSIDE).convert(through).convert(mode)
+    assert np.abs(np.asarray(mask_levels(mask)).astype(int) - INSIDE).max() <= 2
+
+
 def test_a_clear_mask_marks_nothing():
     assert not np.asarray(mask_levels(Image.new("LA", (2, 2), (200, 0)))).any()
     assert read_mask(None) is None
