@@ -5,24 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fisedit.errors import InputError
+from fisedit.storage.csv_tables import separated
 from fisedit.values import is_unicode
 
 _IMAGE, _CAPTION = ("image", "file_name", "file"), ("caption", "text", "prompt")
 """Names that a column may have: ours, then those of Hugging Face's image folders."""
 
 _EDIT = ("image", "prompt", "source_prompt", "mask", "output")
-_SEPARATORS, _SEPARATOR_LINE = (",", ";", "\t", "|"), re.compile(r'"?sep=([,;\t|:])"?(?:\r\n?|\n)')
-"""Separators of columns that a header may have, and the line by which spreadsheets tell theirs."""
-
-_KNOWN, _LINE = frozenset((*_IMAGE, *_CAPTION, *_EDIT)), re.compile(r"[^\r\n]+")
-
+_KNOWN = frozenset((*_IMAGE, *_CAPTION, *_EDIT))
 _MAX_BYTES = 1 << 30
 _MAX_PATH_BYTES = 1000
 
@@ -115,10 +111,9 @@ def _read_text(path: Path, what: str) -> str:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    told = _SEPARATOR_LINE.match(text)
-    table, first = (text[told.end() :], 1) if told else (text, 0)
-    separator = told[1] if told else _separator(table)
-    reader = csv.reader(io.StringIO(table, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
+    table = separated(text, _KNOWN)
+    first, rows = table.lines_before, io.StringIO(table.text, newline="")
+    reader = csv.reader(rows, delimiter=table.separator, skipinitialspace=True, strict=True)
     try:
         header = [name.strip().casefold() for name in next(filter(None, reader), [])]
         if twice := [name for name in header if name in _KNOWN and header.count(name) > 1]:
@@ -128,19 +123,12 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         for values in reader:
             line = reader.line_num + first
             if values and len(values) != len(header):
-                wanted = f"{len(header)} columns, separated by {separator!r}, as the header has"
+                wanted = f"{len(header)} columns, separated by {table.separator!r}, as the header has"
                 raise _line_error(path, line, f"must have {wanted}, got {len(values)}")
             if any(map(str.strip, values)):
                 yield line, dict(zip(header, values, strict=True))
     except csv.Error as error:
         raise _line_error(path, reader.line_num + first, f"must be CSV ({error})") from error
-
-
-def _separator(table: str) -> str:
-    """The separator by which the header has most of the known columns; a comma unless another has more."""
-    header = _LINE.search(table)
-    names = header[0].casefold() if header else ""
-    return max(_SEPARATORS, key=lambda each: len(_KNOWN & {name.strip(' "') for name in names.split(each)}))
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import InputError
+from fisedit.storage.csv_tables import separated
 from fisedit.storage.files import check_plain_file
-from fisedit.values.drive import POSE, Drive
+from fisedit.values.drive import EXPRESSIONS, POSE, Drive
 
 MAX_FRAMES = 2_000
 _MAX_BYTES = 100_000_000
+_COLUMNS = frozenset(name.casefold() for name in (*POSE, *EXPRESSIONS))
 
 
 def read_drives(path: Path) -> tuple[Drive, ...]:
@@ -56,11 +58,12 @@ def _of_json(text: str) -> list[Drive]:
 
 
 def _of_csv(text: str) -> list[Drive]:
-    rows = csv.DictReader(text.splitlines())
+    table = separated(text, _COLUMNS)
+    rows = csv.DictReader(table.text.splitlines(), delimiter=table.separator)
     names = [name.strip() for name in rows.fieldnames or ()]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"columns of poses must have names of their own, got {twice[0]!r:.40} twice")
-    return [_named(f"line {rows.line_num}", _of_row, row) for row in rows]
+    return [_named(f"line {rows.line_num + table.lines_before}", _of_row, row) for row in rows]
 
 
 def _of_row(row: Mapping[str | None, Any]) -> Drive:

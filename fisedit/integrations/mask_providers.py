@@ -19,6 +19,7 @@ from fisedit.errors import InputError, MaskError, ModelError, as_text
 from fisedit.masking.region import Region
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.weight_files import check_complete
+from fisedit.storage.csv_tables import separated
 from fisedit.values import are_numbers
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ THRESHOLD = 0.5
 """Score from which a detection counts."""
 
 ALPHA = "alpha"
+
+_SIDES = ("left", "top", "right", "bottom")
 
 BACKGROUND = "background"
 """Label of models that segment, for what is no thing."""
@@ -252,8 +255,9 @@ def _read_coco(text: str) -> dict[str, list[dict[str, Any]]]:
 
 def _read_csv(text: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in csv.DictReader(io.StringIO(text)):
-        sides = [row[side] for side in ("left", "top", "right", "bottom")]
+    table = separated(text, ("file", *_SIDES))
+    for row in csv.DictReader(io.StringIO(table.text), delimiter=table.separator):
+        sides = [row[side] for side in _SIDES]
         things = found.setdefault(row["file"], [])
         if any(sides):  # a file without things has a row without numbers
             box = tuple(float(side) for side in sides)

@@ -191,7 +191,8 @@ def _load(image: Image.Image) -> DecodedImage:
         ";16" in str(tile.args) for tile in getattr(image, "tile", ())
     )
     form = image_metadata.file_info(image)
-    scale = _RAW_SCALES.get(str(image.tile[0].args)) if image.format == "PNG" and image.tile else None
+    tiles = getattr(image, "tile", ()) if image.format == "PNG" else ()
+    scale = _RAW_SCALES.get(str(tiles[0].args)) if tiles else None
     image.load()
     notes = [f"animated: the first of {frames} frames was edited"] if frames > 1 else []
     if is_deep:
