@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from app import views
 from app.program_pictures import kept_notes
 from app.request_fields import Obeyed
-from app.validation import SEEDS, RegionSettings, SourceSettings
+from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
 from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
 from fisedit.storage import images
@@ -161,7 +161,7 @@ class WebuiApi:
         if not all(type(each) is int and 1 <= each <= MAX_PICTURES for each in counts) or prod(counts) > MAX_PICTURES:
             raise InputError(f"batch_size times n_iter must be 1 to {MAX_PICTURES}, got {counts!r:.40}")
         count, seed = prod(counts), given.get("seed")
-        first = randbelow(SEEDS[1] - MAX_PICTURES) if _is_random(seed) else seed
+        first = randbelow(DRAWN_SEEDS) if _is_random(seed) else seed
         overridden = given.get("override_settings") or {}
         if not isinstance(overridden, dict):
             raise InputError(f"override_settings must be an object, got {type(overridden).__name__}")
@@ -176,7 +176,7 @@ class WebuiApi:
             model=override.text("sd_model_checkpoint") or self._model,
             clip_skip=_clip_skip(given.get("clip_skip"), override.get("CLIP_stop_at_last_layers")),
         )
-        return [replace(settings, seed=first + i if isinstance(first, int) else first) for i in range(count)], notes
+        return [replace(settings, seed=first + i if type(first) is int else first) for i in range(count)], notes
 
 
 def _is_random(seed: object) -> bool:
@@ -186,10 +186,10 @@ def _is_random(seed: object) -> bool:
 
 def _clip_skip(own: object, override: object) -> Any:
     """Layers to leave out, of the two fields that say so: the number of the last layer that is used, from the end."""
-    told = {each for each in (own, override) if isinstance(each, int) and each}
+    told = {each for each in (own, override) if type(each) is int and each}
     if len(told) > 1:
         raise InputError(f"clip_skip and CLIP_stop_at_last_layers must be equal, got {own!r:.40} and {override!r:.40}")
-    other = next((each for each in (own, override) if each is not None and not isinstance(each, int)), None)
+    other = next((each for each in (own, override) if each is not None and type(each) is not int), None)
     return other if other is not None else max(0, max(told, default=1) - 1)
 
 
@@ -217,7 +217,7 @@ def _decode(text: object, what: str) -> bytes:
     """A picture's file in base64, with or without a data URL's head."""
     if not isinstance(text, str):
         raise InputError(f"{what} must be a picture in base64, got {type(text).__name__}")
-    return views.decode_base64(text.rpartition(",")[2], what)
+    return views.decode_base64(text, what)
 
 
 def _mask(given: Obeyed, size: tuple[int, int]) -> Image.Image:
@@ -243,8 +243,8 @@ def _answer(
         "steps": config.num_inference_steps,
         "cfg_scale": config.guidance_scale,
         "sampler_name": config.scheduler.label,
-        "width": config.width,
-        "height": config.height,
+        "width": made[0].size[0],
+        "height": made[0].size[1],
         "index_of_first_image": 0,
         "sd_model_name": made[0].model,
         "clip_skip": config.clip_skip + 1,

@@ -30,6 +30,7 @@ from fisedit.values import (
     OnStep,
     check_prompt,
     check_seed,
+    is_number,
     make_generation_config,
 )
 
@@ -210,7 +211,7 @@ class OpenMixin(EditMixin):
 
 def _check_context(context: float) -> None:
     """Raise InputError for another ratio than a crop can take along."""
-    if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
+    if not is_number(context) or not 0 <= context <= MAX_CONTEXT:
         raise InputError(
             f"context must be in [0, {MAX_CONTEXT}], got {as_text(context)}; 0.5 is half of the region's side"
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fisedit.errors import InputError, PromptError, as_text
-from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers
+from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers, is_number
 from fisedit.values.drive import Drive
 from fisedit.values.schedulers import SchedulerName, num_timesteps
 
@@ -269,7 +268,7 @@ def make_adapter_use(
 
 
 def _share(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+    if not is_number(value) or not 0 <= value <= 1:
         raise InputError(f"{name} must be a share of the steps, 0 to 1, got {as_text(value, 40)}")
     return float(value)
 
@@ -308,8 +307,7 @@ def _crop(value: Any) -> Box:
 
 def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
-    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
-    if not is_number or not -10 <= scale <= 10:
+    if not is_number(scale) or not -10 <= scale <= 10:
         raise InputError(
             f"scale must be a number in [-10, 10], got {as_text(scale)}; 1 is what an adapter was trained for"
         )
@@ -335,8 +333,7 @@ def check_integer(name: str, value: Any, bounds: tuple[int, int]) -> int:
 
 
 def _guidance(value: Any) -> float:
-    is_number = isinstance(value, Real)  # numpy's are
-    if not is_number or not 0 <= value <= 100:
+    if not is_number(value) or not 0 <= value <= 100:
         raise InputError(f"guidance_scale must be in [0, 100], got {as_text(value)}; 7.5 is usual, 1 switches it off")
     return float(value)
 

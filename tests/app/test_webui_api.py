@@ -158,6 +158,17 @@ def test_a_run_tells_how_far_it_is_and_is_interrupted(client):
         ("txt2img", {"prompt": CAT, "n_iter": None}, "error[input]: batch_size times n_iter must be 1 to 8"),
         ("txt2img", {"prompt": CAT, "override_settings": ["a"]}, "error[input]: override_settings must be an object"),
         ("txt2img", {"prompt": CAT, "sampler_name": "Magic"}, "error[input]: scheduler must be one of"),
+        (
+            "txt2img",
+            {"prompt": CAT, "seed": True},
+            "error[input]: seed must be a whole number in [0, 9223372036854775807]",
+        ),
+        (
+            "txt2img",
+            {"prompt": CAT, "seed": 2**63 - 1, "batch_size": 2, **SMALL},
+            "error[input]: seed must be a whole number in [0, 9223372036854775807], got 9223372036854775808",
+        ),
+        ("txt2img", {"prompt": CAT, "clip_skip": True}, "error[input]: clip_skip must be a whole number in [0, 11]"),
         ("txt2img", {"prompt": ["cat"]}, "error[input]: prompt must be text, got list"),
         ("txt2img", ["cat"], "error[input]:"),
         ("img2img", {"prompt": CAT}, "error[input]: init_images must hold a picture"),
