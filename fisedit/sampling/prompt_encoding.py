@@ -15,10 +15,10 @@ import torch
 from fisedit.adapters import textual_inversion
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
-from fisedit.models.prompt_weighting import WeightedPrompt, parse
+from fisedit.models.prompt_weighting import WeightedPrompt, clamped_notes, parse
 from fisedit.models.text_embeddings import embeddings
 from fisedit.models.vocabulary import vocabulary_of
-from fisedit.values.prompt_syntax import lora_notes
+from fisedit.values.prompt_syntax import syntax_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,15 +133,16 @@ def encode_prompts(
     """
     prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for prompt in regional}
     prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
-    notes: list[str] = []
+    notes = list(_guidance_notes(pipe, config))
     with torch.inference_mode(), exclusive(pipe.text_encoder, pipe.tokenizer):
         textual_inversion.check_words(pipe, config, regional)
         encoded = encode(config)
         read = encode(replace(config, prompt="")) if reads_nothing else None
         own = tuple(encode(replace(config, prompt=prompt)) for prompt in regional)
         for name, prompt in prompts.items():
-            notes += lora_notes(prompt, name)
-            chunks = split_chunks(parse(prompt), pipe.tokenizer)
+            parsed = parse(prompt)
+            notes += [*syntax_notes(prompt, name), *clamped_notes(parsed, name)]
+            chunks = split_chunks(parsed, pipe.tokenizer)
             if len(chunks) > MAX_CHUNKS:
                 length = f"{MAX_CHUNKS} chunks of 75 tokens"
                 notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
@@ -152,3 +153,10 @@ def encode_prompts(
         if vocabulary:
             notes += filter(None, (vocabulary.note(parse(prompt).text, known) for prompt in read_prompts))
     return EncodedPrompt(encoded, notes=tuple(notes), regional=own, read=read)
+
+
+def _guidance_notes(pipe: StableDiffusionPipeline, config: GenerationConfig) -> tuple[str, ...]:
+    """A note on guidance between 0 and 1, which is none, as in diffusers; distilled models read it."""
+    if not 0 < config.guidance_scale < 1 or pipe.unet.config.time_cond_proj_dim is not None:
+        return ()
+    return (f"guidance_scale {config.guidance_scale:g} is no guidance, as 1 is; 7.5 is usual",)

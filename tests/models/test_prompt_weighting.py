@@ -15,7 +15,7 @@ from fisedit import Editor
 from fisedit.errors import InputError
 from fisedit.masking.text_diff import words
 from fisedit.models.prompt_chunks import split_chunks
-from fisedit.models.prompt_weighting import MAX_WEIGHT, parse
+from fisedit.models.prompt_weighting import MAX_WEIGHT, clamped_notes, parse
 from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind, MaskSource
@@ -74,6 +74,20 @@ def test_reading():
         assert chunks == [(text, {weight}) for text, weight in expected]
         assert len(read.prompt_positions) == len(read.weights) == len(read.text)
         assert all(c in (prompt[i], " ", "\ufffd") for i, c in zip(read.prompt_positions, read.text, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        ("a (cat:-1) at (12:30), (dog:10) (:-.5)", ["(cat:-1)", "(12:30)", "(:-.5)"]),
+        ("a (big (red:4) cat:5) b", ["red"]),
+        ("a (cat:0) ((cat)) [dog]", []),
+        ("(a:11)" * 5000, ["(a:11)"]),
+    ],
+)
+def test_weights_that_are_clamped_are_told(prompt, parts):
+    found = [note.partition(", whose weight is not in [0, 10]")[0] for note in clamped_notes(parse(prompt))]
+    assert found == [f"the prompt has {part}" for part in parts]
 
 
 def test_many_brackets_are_read_at_once():
