@@ -7,6 +7,7 @@ A request may also say `source_prompt`, what the given picture shows, and `quali
 # Annotations are read by FastAPI as they stand: no `from __future__ import annotations` here.
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from secrets import randbelow
@@ -27,6 +28,7 @@ from fisedit.values.prompt_syntax import without_loras
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
+    from fisedit.values import GenerationConfig
 
 PREFIX = "/sdapi/v1"
 MAX_PICTURES = 8
@@ -213,6 +215,14 @@ def _asked_of_edit(given: Obeyed, settings: SourceSettings) -> dict[str, object]
     return asked | {"model": settings.model or None, "clip_skip": settings.clip_skip or None}
 
 
+def _other_arithmetic(config: "GenerationConfig") -> Iterator[str]:
+    """Notes on numbers that a web UI reads otherwise; those between 0 and 1 of guidance are told on every face."""
+    if config.guidance_scale == 0:
+        yield "cfg_scale 0 is no guidance, as 1 is; web UIs draw the negative prompt alone"
+    if config.clip_skip and config.guided:
+        yield f"clip_skip {config.clip_skip + 1} is of the prompt alone; web UIs read the negative prompt so, too"
+
+
 def _decode(text: object, what: str) -> bytes:
     """A picture's file in base64, with or without a data URL's head."""
     if not isinstance(text, str):
@@ -235,7 +245,7 @@ def _answer(
     heavy = set() if asked.get("include_init_images") else {"init_images", "mask"}
     told = {name: value for name, value in asked.items() if name not in {*heavy, "auth", "url"}}
     config, seeds = made[0].config, [one.config.seed for one in made]
-    info = {
+    info: dict[str, Any] = {
         "prompt": config.prompt,
         "negative_prompt": config.negative_prompt,
         "seed": seeds[0],
@@ -248,8 +258,10 @@ def _answer(
         "index_of_first_image": 0,
         "sd_model_name": made[0].model,
         "clip_skip": config.clip_skip + 1,
-        "notes": list(dict.fromkeys([*notes, *(note for one in made for note in one.notes)])),
     }
+    info["notes"] = list(
+        dict.fromkeys([*notes, *_other_arithmetic(config), *(each for one in made for each in one.notes)])
+    )
     sends = given.get("send_images") is not False
     return {
         "images": [base64.b64encode(one.data).decode() for one in made] if sends else [],

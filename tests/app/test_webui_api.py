@@ -93,6 +93,17 @@ def test_what_an_edit_has_from_its_picture_is_told(client):
     assert "source_prompt is not read, got" in httpx.post(f"{client.baseurl}/img2img", json=sent).json()["info"]
 
 
+def test_numbers_that_web_uis_read_otherwise_are_told(client):
+    for asked, notes in (
+        ({"cfg_scale": 0.5}, ["guidance_scale 0.5 is no guidance"]),
+        ({"cfg_scale": 0}, ["cfg_scale 0 is no guidance"]),
+        ({"override_settings": {"CLIP_stop_at_last_layers": 2}}, ["clip_skip 2 is of the prompt alone"]),
+        ({"prompt": "a (cat:12)"}, ["the prompt has (cat:12)"]),
+    ):
+        made = client.txt2img(**{"prompt": CAT, "seed": 7, **SMALL, **asked})
+        assert [note[: len(told)] for note, told in zip(made.info["notes"], notes, strict=True)] == notes
+
+
 def test_a_schedule_that_is_not_chosen_is_the_samplers_own(client):
     asked = {"prompt": CAT, "seed": 7, "sampler_name": "DPM++ 2M", **SMALL}
     found = [client.txt2img(scheduler=noise, **asked) for noise in (None, "Automatic", "Karras", "Uniform")]
