@@ -62,6 +62,7 @@ class SourceSettings:
         model: the label of an offered one, "" for the first.
         loras: labels of offered ones -> their scales, -2 to 2.
         clip_skip: layers of the text encoder that are left out, 0 to 11.
+        negative_clip_skip: those that are left out for the negative prompt.
     """
 
     steps: int = 25
@@ -74,6 +75,7 @@ class SourceSettings:
     model: str = ""
     loras: Mapping[str, float] = field(default_factory=dict)
     clip_skip: int = 0
+    negative_clip_skip: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +215,7 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
         _within("guidance", settings.guidance, GUIDANCE)
     _within("seed", settings.seed, SEEDS, whole=True)
     _within("clip_skip", settings.clip_skip, CLIP_SKIPS, whole=True)
+    _within("negative_clip_skip", settings.negative_clip_skip, CLIP_SKIPS, whole=True)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")

@@ -168,6 +168,7 @@ class WebuiApi:
         if not isinstance(overridden, dict):
             raise InputError(f"override_settings must be an object, got {type(overridden).__name__}")
         notes, override = OVERRIDES.notes_on(overridden), OVERRIDES.obeyed(overridden)
+        clip_skip = _clip_skip(given.get("clip_skip"), override.get("CLIP_stop_at_last_layers"))
         settings = SourceSettings(
             steps=given.get("steps", 25),
             guidance=given.get("cfg_scale"),
@@ -176,7 +177,8 @@ class WebuiApi:
             scheduler=_scheduler(given),
             negative_prompt=given.text("negative_prompt"),
             model=override.text("sd_model_checkpoint") or self._model,
-            clip_skip=_clip_skip(given.get("clip_skip"), override.get("CLIP_stop_at_last_layers")),
+            clip_skip=clip_skip,
+            negative_clip_skip=clip_skip,
         )
         return [replace(settings, seed=first + i if type(first) is int else first) for i in range(count)], notes
 
@@ -219,8 +221,8 @@ def _other_arithmetic(config: "GenerationConfig") -> Iterator[str]:
     """Notes on numbers that a web UI reads otherwise; those between 0 and 1 of guidance are told on every face."""
     if config.guidance_scale == 0:
         yield "cfg_scale 0 is no guidance, as 1 is; web UIs draw the negative prompt alone"
-    if config.clip_skip and config.guided:
-        yield f"clip_skip {config.clip_skip + 1} is of the prompt alone; web UIs read the negative prompt so, too"
+    if config.clip_skip != config.negative_clip_skip and config.guided:
+        yield f"clip_skip {config.clip_skip + 1} is of the prompt alone, as the picture was made"
 
 
 def _decode(text: object, what: str) -> bytes:

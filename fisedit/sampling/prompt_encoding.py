@@ -56,7 +56,11 @@ class PromptEncoder:
         """
         with self._graphs.cache.captured_encoder(self._pipe.text_encoder):
             return torch.cat(
-                [self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config, guided=guided)], 1
+                [
+                    self._encode_chunk(*chunks, config.clip_skip, config.negative_clip_skip)
+                    for chunks in self._chunks(config, guided=guided)
+                ],
+                1,
             )
 
     def _chunks(self, config: GenerationConfig, *, guided: bool) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
@@ -77,7 +81,9 @@ class PromptEncoder:
                 self._lengths[key] = len(self._chunks(config, guided=guided))
             return self._lengths[key] * context_length(tokenizer)
 
-    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
+    def _encode_chunk(
+        self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int, negative_clip_skip: int
+    ) -> Tensor:
         """Embeddings [B, 77, D] of one chunk of the prompts."""
         guided = negative_prompt is not None
         positive, negative = self._pipe.encode_prompt(
@@ -87,7 +93,9 @@ class PromptEncoder:
             guided,
             negative_prompt.text if negative_prompt else None,
             prompt_embeds=embeddings(prompt, self._pipe, clip_skip),
-            negative_prompt_embeds=embeddings(negative_prompt, self._pipe) if negative_prompt else None,
+            negative_prompt_embeds=embeddings(negative_prompt, self._pipe, negative_clip_skip)
+            if negative_prompt
+            else None,
         )
         return torch.cat([negative, positive]) if guided else positive
 

@@ -112,6 +112,7 @@ class GenerationConfig:
             for the negative one. What web UIs call clip skip is one more.
         textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
         crop: left, top, right and bottom in pixels of the part of an opened picture that is painted on; None for all.
+        negative_clip_skip: layers that are left out for the negative prompt; in web UIs as many as clip_skip.
     """
 
     prompt: str
@@ -128,6 +129,7 @@ class GenerationConfig:
     clip_skip: int = 0
     textual_inversions: tuple[str, ...] = ()
     crop: Box | None = None
+    negative_clip_skip: int = 0
 
     @property
     def opened(self) -> bool:
@@ -181,7 +183,7 @@ MAX_CROP = 2**24
 
 
 _LARGEST_FACTOR = 1e9
-_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop")
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop", "negative_clip_skip")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -367,6 +369,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
     "clip_skip": lambda value: check_integer("clip_skip", value, CLIP_SKIPS),
+    "negative_clip_skip": lambda value: check_integer("negative_clip_skip", value, CLIP_SKIPS),
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,

@@ -205,14 +205,17 @@ def test_syntax_takes_none_of_the_encoders_tokens(pipelines):
 
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_layers_are_left_out_as_diffusers_does(pipelines, skipped, monkeypatch):
-    """Whose code looks for the norm where transformers 4 had it. The negative prompt is encoded by all layers."""
+    """Whose code looks for the norm where transformers 4 had it. The negative prompt has layers of its own."""
     pipe = pipelines["shallow"]
     with torch.no_grad():
         ours = Engine(pipe).encode(config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped))
+        both = config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped, negative_clip_skip=skipped)
+        as_web_uis = Engine(pipe).encode(both)
         model = SimpleNamespace(final_layer_norm=pipe.text_encoder.final_layer_norm)
         monkeypatch.setitem(vars(pipe.text_encoder), "text_model", model)
         prompt, negative = pipe.encode_prompt(CAT, "cpu", 1, True, "snow", clip_skip=skipped or None)
-    assert torch.equal(ours, torch.cat([negative, prompt]))
+        snow, _ = pipe.encode_prompt("snow", "cpu", 1, False, clip_skip=skipped or None)
+    assert torch.equal(ours, torch.cat([negative, prompt])) and torch.equal(as_web_uis, torch.cat([snow, prompt]))
 
 
 def test_weights_are_applied_to_what_fewer_layers_give(pipelines):
