@@ -81,7 +81,7 @@ class Endpoints:
         Args:
             request: filled in by the server from the connection.
             prompt: what the picture shows; at most 2,000 characters.
-            seed: of the first noise, 0 to 2**32 - 1.
+            seed: of the first noise, 0 to 2**63 - 1.
             steps: denoising steps, 1 to 150.
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
@@ -128,7 +128,7 @@ class Endpoints:
             request: filled in by the server from the connection.
             picture: an uploaded file; at most 32 MiB and 32 million pixels.
             prompt: what the picture shows; "" where that is not known.
-            seed: of the later noise, 0 to 2**32 - 1.
+            seed: of the later noise, 0 to 2**63 - 1.
             steps: denoising steps, 1 to 150.
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             model: a name that is offered; "" for the first.
@@ -182,7 +182,7 @@ class Endpoints:
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
-            seed: of other noise in the mask, 0 to 2**32 - 1, with which the prompt may stay; -1 for the picture's.
+            seed: of other noise in the mask, 0 to 2**63 - 1, with which the prompt may stay; -1 for the picture's.
             region: where the edit may change the picture, instead of mask, words and instance: an object with one of
                 words, mask (base64, perhaps with soft), points (perhaps with outside), box, border, detected,
                 everywhere, any, all and minus, and perhaps grow and feather; {} for those.
@@ -305,7 +305,7 @@ class Endpoints:
             bottom: pixels to add.
             prompt: what the larger picture shows; "" for the current prompt.
             quality: as in `edit`.
-            seed: of the noise of what is added, 0 to 2**32 - 1; -1 for the usual one.
+            seed: of the noise of what is added, 0 to 2**63 - 1; -1 for the usual one.
 
         Yields:
             The progress of every step; at the end the result.

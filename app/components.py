@@ -205,7 +205,7 @@ class PageComponents:
         self.random = gr.Checkbox(True, label="Another seed for each new picture", elem_id="random")
         with gr.Row(elem_id="seed-row"):
             self.seed = gr.Number(
-                value=0, precision=0, minimum=0, maximum=validation.SEEDS[1], label="Seed", elem_id="seed", scale=3
+                value=0, precision=0, minimum=0, maximum=validation.PAGE_SEEDS[1], label="Seed", elem_id="seed", scale=3
             )
             self.reuse = gr.Button("This picture's", size="sm", elem_id="reuse", min_width=60)
         with gr.Row():

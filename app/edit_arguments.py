@@ -33,6 +33,7 @@ def source_arguments(settings: SourceSettings, choice: ModelChoice) -> Arguments
         "width": settings.width,
         "height": settings.height,
         "clip_skip": settings.clip_skip,
+        "negative_clip_skip": settings.negative_clip_skip,
     }
 
 

@@ -164,6 +164,7 @@ def _settings_from_config(state: AppState, config: GenerationConfig, model: Offe
         model.label if model else "",
         state.pool.loras.scales_by_label(config.loras),
         config.clip_skip,
+        config.negative_clip_skip,
     )
     return check_settings(settings)
 

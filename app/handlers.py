@@ -271,6 +271,7 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
         num_inference_steps=config.num_inference_steps,
         guidance_scale=config.guidance_scale,
         clip_skip=config.clip_skip,
+        negative_clip_skip=config.negative_clip_skip,
         on_step=on_step,
     )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from app import views
 from app.components import ALL_PIECES, DRIVE_EXPRESSIONS, DRIVE_RANGES, SCHEDULERS
 from app.validation import (
+    DRAWN_SEEDS,
     NO_CONDITIONS,
-    SEEDS,
     AdapterPicture,
     Conditions,
     RegionSettings,
@@ -120,4 +120,4 @@ def _things(session: Session, chosen: object) -> tuple[tuple[int, ...], Region |
 
 
 def _random_seed() -> int:
-    return SystemRandom().randrange(SEEDS[1])
+    return SystemRandom().randrange(DRAWN_SEEDS)

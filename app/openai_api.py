@@ -21,7 +21,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from app.openai_fields import EDITS, GENERATIONS
 from app.request_fields import Obeyed
-from app.validation import SEEDS, RegionSettings, SourceSettings
+from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError, as_text
 from fisedit.storage import image_metadata, images
 from fisedit.storage.canvas import upright, upright_size
@@ -125,7 +125,7 @@ class OpenaiApi:
         if max(width or 0, height or 0) > MAX_ENLARGEMENT * native:
             most = f"at most {MAX_ENLARGEMENT} times the {native} pixels of the model"
             raise InputError(f"size must be {most}, got {size}; send {native}x{native} or auto")
-        first = randbelow(SEEDS[1] - MAX_PICTURES) if seed == -1 else seed
+        first = randbelow(DRAWN_SEEDS) if seed == -1 else seed
         chosen = model if model in offered else ""
         settings = [SourceSettings(width=width, height=height, seed=first + i, model=chosen) for i in range(count)]
         is_known = not model or bool(chosen)
@@ -221,7 +221,7 @@ def _number(given: Obeyed, name: str, usual: int) -> int:
     value = given.get(name)
     if value in (None, ""):
         return usual
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,12}", value):
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value):
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise InputError(f"{name} must be a whole number, got {as_text(value, 40)}")

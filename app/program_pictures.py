@@ -131,6 +131,8 @@ class ProgramPictures:
         Raises:
             FisEditError: an argument out of range, or the machine is busy.
         """
+        for settings in all_settings:
+            check_settings(settings)
         with self._request() as request:
 
             def make(settings: SourceSettings) -> ProgramPicture:

@@ -13,7 +13,7 @@ from fisedit.adapters.control_pictures import canny
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.masking.region import Region
 from fisedit.storage import images
-from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, Quality, SchedulerName, check_quality
+from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, SEEDS, Quality, SchedulerName, check_quality
 from fisedit.values.drive import Drive
 from fisedit.values.prompt_syntax import take_loras
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
-STEPS, GUIDANCE, SEEDS, SIDES, GROW = (1, 150), (0.0, 30.0), (0, 2**32 - 1), (64, 1024), (-16, 16)
+STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1024), (-16, 16)
+DRAWN_SEEDS, PAGE_SEEDS = 2**32, (0, 2**53 - 1)
+"""How many seeds are drawn of, and those that a browser's numbers hold exactly; others come by JSON."""
+
 LORA_SCALE, REFERENCE_SCALE, STRENGTH = (-2.0, 2.0), (0.0, 2.0), (0.0, 1.0)
 FEATHER, EXTENSION = (0, 16), (0, 1024)
 MAX_BYTES, MAX_PIXELS, MAX_SIDE = 32 << 20, 32_000_000, 12_000
@@ -51,7 +54,7 @@ class SourceSettings:
     Args:
         steps: denoising steps, 1 to 150.
         guidance: scale of classifier-free guidance, 0 to 30; None for the model's own.
-        seed: of the first noise, 0 to 2**32 - 1.
+        seed: of the first noise, 0 to 2**63 - 1.
         width: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
         height: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
         scheduler: a `SchedulerName`.
@@ -59,6 +62,7 @@ class SourceSettings:
         model: the label of an offered one, "" for the first.
         loras: labels of offered ones -> their scales, -2 to 2.
         clip_skip: layers of the text encoder that are left out, 0 to 11.
+        negative_clip_skip: those that are left out for the negative prompt.
     """
 
     steps: int = 25
@@ -71,6 +75,7 @@ class SourceSettings:
     model: str = ""
     loras: Mapping[str, float] = field(default_factory=dict)
     clip_skip: int = 0
+    negative_clip_skip: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +91,7 @@ class RegionSettings:
         only: whether the edit paints what `add` and `inside` mark and nothing else.
         strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
         quality: how near the edit comes to a dense one, for its time.
-        seed: of other noise in the region, 0 to 2**32 - 1; None for the picture's.
+        seed: of other noise in the region, 0 to 2**63 - 1; None for the picture's.
         feather: latent cells of a soft border inside it, 0 to 16.
         region: what is meant as a whole, instead of words, instance and `add`; None for those.
         regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
@@ -210,6 +215,7 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
         _within("guidance", settings.guidance, GUIDANCE)
     _within("seed", settings.seed, SEEDS, whole=True)
     _within("clip_skip", settings.clip_skip, CLIP_SKIPS, whole=True)
+    _within("negative_clip_skip", settings.negative_clip_skip, CLIP_SKIPS, whole=True)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
@@ -309,5 +315,11 @@ def _within(name: str, value: Any, bounds: tuple[float, float], *, whole: bool =
     low, high = bounds
     kind = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        raise InputError(f"{name} must be a {'whole ' * whole}number in [{low:g}, {high:g}], got {value!r:.40}")
+        raise InputError(
+            f"{name} must be a {'whole ' * whole}number in [{_plain(low)}, {_plain(high)}], got {value!r:.40}"
+        )
     return value
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"

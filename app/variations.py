@@ -12,7 +12,7 @@ from PIL.Image import fromarray
 from app.edit_arguments import condition_arguments, edit_prompt, region_arguments, region_of
 from app.handlers import on_its_part
 from app.runs import RunProgress, RunRequest, part_of, stream_run
-from app.validation import NO_CONDITIONS, SEEDS, Conditions, RegionSettings, check_region
+from app.validation import DRAWN_SEEDS, NO_CONDITIONS, Conditions, RegionSettings, check_region
 from fisedit import Region
 from fisedit.errors import Cancelled, InputError
 
@@ -57,7 +57,7 @@ def vary(
     add_conditions, erases = condition_arguments(state, conditions), parent is not shown and shown.run.erased
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
-        own = replace(region, seed=randbelow(SEEDS[1]))
+        own = replace(region, seed=randbelow(DRAWN_SEEDS))
         if erases:
             return editor.erase(region_of(own), quality=own.quality, seed=own.seed, on_step=on_step)
         return editor.edit(text, **region_arguments(own), **add_conditions(editor), on_step=on_step)

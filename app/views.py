@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import re
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from PIL import Image, ImageFilter
 
-from fisedit.errors import InputError, MaskError
+from fisedit.errors import InputError, MaskError, as_text
 from fisedit.storage import images
 from fisedit.values import cell_pixels
 
@@ -30,6 +30,8 @@ _COLOURS = {"add": (255, 64, 96), "protect": (48, 112, 255), "pick": (0, 176, 80
 """Of strokes, as the page's script has them."""
 
 _MAX_DOTS = 64
+_LINE_BREAK = re.compile(r"[ \t]*[\r\n]+[ \t]*")
+_URL_SAFE = str.maketrans("-_", "+/")
 
 _THUMBNAIL, _SCREEN = 112, 1280
 """Greatest side in pixels of a picture in the history, and of one on the stage."""
@@ -200,11 +202,24 @@ def png_base64(image: Image.Image) -> str:
 
 
 def decode_base64(text: str, what: str) -> bytes:
-    """Bytes of base64. Raises InputError for anything else."""
+    """Return the bytes of base64: with line breaks, URL-safe, without padding, or behind a data URL's head.
+
+    Args:
+        text: what was sent.
+        what: its name, for the message.
+
+    Raises:
+        InputError: anything else. A space inside is no base64: a form makes it of a "+".
+    """
+    head, comma, data = text.rpartition(",") if isinstance(text, str) else ("", ",", "")
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError, TypeError) as error:
-        raise InputError(f"{what} must be base64, got something else") from error
+        plain = _LINE_BREAK.sub("", data.strip()).translate(_URL_SAFE)
+        found = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except ValueError as error:
+        raise InputError(f"{what} must be base64, got {as_text(text, 40)}") from error
+    if comma and not head.casefold().endswith(";base64"):
+        raise InputError(f"{what} must be base64, got {as_text(text, 40)}")
+    return found
 
 
 def _area(inside: NDArray[np.bool_], size: tuple[int, int]) -> Image.Image | None:

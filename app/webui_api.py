@@ -7,6 +7,7 @@ A request may also say `source_prompt`, what the given picture shows, and `quali
 # Annotations are read by FastAPI as they stand: no `from __future__ import annotations` here.
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from secrets import randbelow
@@ -18,7 +19,7 @@ from PIL import Image, ImageOps
 from app import views
 from app.program_pictures import kept_notes
 from app.request_fields import Obeyed
-from app.validation import SEEDS, RegionSettings, SourceSettings
+from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
 from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
 from fisedit.storage import images
@@ -29,6 +30,7 @@ from fisedit.values.prompt_syntax import without_loras
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
+    from fisedit.values import GenerationConfig
 
 PREFIX = "/sdapi/v1"
 MAX_PICTURES = 8
@@ -164,11 +166,12 @@ class WebuiApi:
         if not all(type(each) is int and 1 <= each <= MAX_PICTURES for each in counts) or prod(counts) > MAX_PICTURES:
             raise InputError(f"batch_size times n_iter must be 1 to {MAX_PICTURES}, got {counts!r:.40}")
         count, seed = prod(counts), given.get("seed")
-        first = randbelow(SEEDS[1] - MAX_PICTURES) if _is_random(seed) else seed
+        first = randbelow(DRAWN_SEEDS) if _is_random(seed) else seed
         overridden = given.get("override_settings") or {}
         if not isinstance(overridden, dict):
             raise InputError(f"override_settings must be an object, got {type(overridden).__name__}")
         notes, override = OVERRIDES.notes_on(overridden), OVERRIDES.obeyed(overridden)
+        clip_skip = _clip_skip(given.get("clip_skip"), override.get("CLIP_stop_at_last_layers"))
         settings = SourceSettings(
             steps=given.get("steps", 25),
             guidance=given.get("cfg_scale"),
@@ -177,9 +180,10 @@ class WebuiApi:
             scheduler=_scheduler(given),
             negative_prompt=given.text("negative_prompt"),
             model=override.text("sd_model_checkpoint") or self._model,
-            clip_skip=_clip_skip(given.get("clip_skip"), override.get("CLIP_stop_at_last_layers")),
+            clip_skip=clip_skip,
+            negative_clip_skip=clip_skip,
         )
-        return [replace(settings, seed=first + i if isinstance(first, int) else first) for i in range(count)], notes
+        return [replace(settings, seed=first + i if type(first) is int else first) for i in range(count)], notes
 
 
 def _is_random(seed: object) -> bool:
@@ -189,10 +193,10 @@ def _is_random(seed: object) -> bool:
 
 def _clip_skip(own: object, override: object) -> Any:
     """Layers to leave out, of the two fields that say so: the number of the last layer that is used, from the end."""
-    told = {each for each in (own, override) if isinstance(each, int) and each}
+    told = {each for each in (own, override) if type(each) is int and each}
     if len(told) > 1:
         raise InputError(f"clip_skip and CLIP_stop_at_last_layers must be equal, got {own!r:.40} and {override!r:.40}")
-    other = next((each for each in (own, override) if each is not None and not isinstance(each, int)), None)
+    other = next((each for each in (own, override) if each is not None and type(each) is not int), None)
     return other if other is not None else max(0, max(told, default=1) - 1)
 
 
@@ -216,11 +220,19 @@ def _asked_of_edit(given: Obeyed, settings: SourceSettings) -> dict[str, object]
     return asked | {"model": settings.model or None, "clip_skip": settings.clip_skip or None}
 
 
+def _other_arithmetic(config: "GenerationConfig") -> Iterator[str]:
+    """Notes on numbers that a web UI reads otherwise; those between 0 and 1 of guidance are told on every face."""
+    if config.guidance_scale == 0:
+        yield "cfg_scale 0 is no guidance, as 1 is; web UIs draw the negative prompt alone"
+    if config.clip_skip != config.negative_clip_skip and config.guided:
+        yield f"clip_skip {config.clip_skip + 1} is of the prompt alone, as the picture was made"
+
+
 def _decode(text: object, what: str) -> bytes:
     """A picture's file in base64, with or without a data URL's head."""
     if not isinstance(text, str):
         raise InputError(f"{what} must be a picture in base64, got {type(text).__name__}")
-    return views.decode_base64(text.rpartition(",")[2], what)
+    return views.decode_base64(text, what)
 
 
 def _mask(given: Obeyed, size: tuple[int, int]) -> Image.Image:
@@ -245,7 +257,7 @@ def _answer(
     heavy = set() if asked.get("include_init_images") else {"init_images", "mask"}
     told = {name: value for name, value in asked.items() if name not in {*heavy, "auth", "url"}}
     config, seeds = made[0].config, [one.config.seed for one in made]
-    info = {
+    info: dict[str, Any] = {
         "prompt": config.prompt,
         "negative_prompt": config.negative_prompt,
         "seed": seeds[0],
@@ -253,13 +265,15 @@ def _answer(
         "steps": config.num_inference_steps,
         "cfg_scale": config.guidance_scale,
         "sampler_name": config.scheduler.label,
-        "width": config.width,
-        "height": config.height,
+        "width": made[0].size[0],
+        "height": made[0].size[1],
         "index_of_first_image": 0,
         "sd_model_name": made[0].model,
         "clip_skip": config.clip_skip + 1,
-        "notes": list(dict.fromkeys([*notes, *(note for one in made for note in one.notes)])),
     }
+    info["notes"] = list(
+        dict.fromkeys([*notes, *_other_arithmetic(config), *(each for one in made for each in one.notes)])
+    )
     sends = given.get("send_images") is not False
     return {
         "images": [base64.b64encode(one.data).decode() for one in made] if sends else [],

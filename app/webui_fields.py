@@ -34,7 +34,7 @@ def _is_off(value: Any) -> bool:
 OVERRIDES = FieldTable(
     (
         Field("sd_model_checkpoint", OBEYED, "a model of `sd-models`"),
-        Field("CLIP_stop_at_last_layers", OBEYED, "1 for all layers"),
+        Field("CLIP_stop_at_last_layers", OBEYED, "1 for all layers; of both prompts"),
         Field("sd_vae", REFUSED, "the model's own VAE is used; leave it out", ("", None, "None", "Automatic")),
         Field("forge_additional_modules", REFUSED, "the model's own parts are used; leave it out"),
         Field("eta_noise_seed_delta", REFUSED, "noise is that of the seed; leave it out"),
@@ -51,12 +51,12 @@ OVERRIDES = FieldTable(
 _BOTH = (
     Field("prompt", OBEYED, "`<lora:name:0.8>` applies an offered LoRA"),
     Field("negative_prompt", OBEYED, "of new pictures and of opened ones"),
-    Field("seed", OBEYED, "-1, null or none draws a new one, which `info` tells"),
+    Field("seed", OBEYED, "up to 2**63 - 1; -1, null or none draws a new one, which `info` tells"),
     Field("sampler_name", OBEYED, "a name of `samplers`; without it DDIM"),
     Field("sampler_index", OBEYED, "as `sampler_name`, which goes first"),
     Field("scheduler", OBEYED, "Automatic or none: Karras for DPM++ 2M and SDE, exponential for 2M SDE"),
     Field("steps", OBEYED, "25 if it is not given"),
-    Field("cfg_scale", OBEYED, "the model's own if it is not given"),
+    Field("cfg_scale", OBEYED, "the model's own if it is not given; below 1 it is no guidance, which is told"),
     Field("batch_size", OBEYED, "times `n_iter` at most 8"),
     Field("n_iter", OBEYED, "times `batch_size` at most 8"),
     Field("override_settings", OBEYED, "by its own table"),
@@ -128,7 +128,11 @@ TXT2IMG = FieldTable(
 IMG2IMG = FieldTable(
     (
         *_BOTH,
-        Field("init_images", OBEYED, "one picture in base64; several are refused"),
+        Field(
+            "init_images",
+            OBEYED,
+            "one picture in base64, also URL-safe, in lines or as a data URL; several are refused",
+        ),
         Field("mask", OBEYED, "white where the picture may change; without one everywhere"),
         Field("inpainting_mask_invert", OBEYED, "1 changes where the mask is black"),
         Field("denoising_strength", OBEYED, "0.75 if it is not given"),

@@ -16,13 +16,15 @@ from weakref import WeakSet
 from PIL.Image import new as new_image
 
 from fisedit.adapters import textual_inversion
-from fisedit.errors import InputError, SessionError, as_text
+from fisedit.errors import InputError, PromptError, SessionError, as_text
 from fisedit.history import History
 from fisedit.masking.localize import describe_source, restrict_to_words
 from fisedit.masking.region import Region
 from fisedit.masking.region_values import RegionCanvas
 from fisedit.masking.text_diff import diff
 from fisedit.models.injection import exclusive
+from fisedit.models.prompt_chunks import says_nothing
+from fisedit.models.prompt_weighting import parse
 from fisedit.models.stopwatch import Stopwatch
 from fisedit.sparse.modules import lora_names
 from fisedit.values import (
@@ -256,13 +258,20 @@ class EditRequests(ABC):
             AdapterError: a condition, and no adapter that reads it.
             PromptError: a prompt has syntax of web UIs that is not read.
         """
-        check_syntax(config.prompt)
-        check_syntax(config.negative_prompt, "negative_prompt")
+        self._check_words(config.prompt)
+        self._check_words(config.negative_prompt, "negative_prompt")
         self.refresh()
         size = None if picture is None else picture.size
         like = self._conditions(config, config, conditions, size)
         config = self._with_words(replace(config, like=like, loras=self.engine.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
+
+    def _check_words(self, prompt: str, name: str = "prompt") -> None:
+        """Raise PromptError for a prompt that is not read as it stands, or says nothing; a negative one may."""
+        check_syntax(prompt, name)
+        textual_inversion.check_named(self.engine.pipe, prompt, name)
+        if prompt and name == "prompt" and says_nothing(parse(prompt)):
+            raise PromptError(f"prompt must say something, got {prompt[:80]!r}; describe the picture")
 
     @_naming_references
     def request_edit(
@@ -302,7 +311,7 @@ class EditRequests(ABC):
         prompt = prompt if says_nothing else check_prompt(prompt)
         regional = tuple((each, check_prompt(own)) for each, own in regional)
         for new in {prompt, *(own for _, own in regional)} - {parent.prompt}:  # an old session's stays what it was
-            check_syntax(new)
+            self._check_words(new)
         like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
         changes: dict[str, Any] = {"prompt": prompt, "like": like}
         if repaint.seed is not None:

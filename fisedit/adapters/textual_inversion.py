@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from fisedit.errors import AdapterError, InputError, ModelError, SessionError
+from fisedit.errors import AdapterError, InputError, ModelError, PromptError, SessionError
 from fisedit.models.device import default_torch_state
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
@@ -21,6 +21,7 @@ from fisedit.models.prompt_chunks import MAX_CHUNKS, added_tokens, split_chunks
 from fisedit.models.prompt_weighting import parse
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
+from fisedit.values.prompt_syntax import named_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,6 +164,25 @@ def check_words(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts
         raise SessionError(
             f"the prompt {config.prompt!r:.60} was read with the textual inversions {then}, "
             f"which now are {now}; load or unload them"
+        )
+
+
+def check_named(pipe: StableDiffusionPipeline, prompt: str, name: str = "prompt") -> None:
+    """Raise PromptError for a word that a prompt names by `embedding:` and that is not loaded.
+
+    Args:
+        pipe: that has words.
+        prompt: any text.
+        name: for the message.
+    """
+    if not (named := named_embeddings(prompt)):
+        return
+    with exclusive(pipe.tokenizer):
+        known = {word.lower() for word in added_tokens(pipe.tokenizer)}
+    if missing := next((each for each in named if each.lower() not in known), None):
+        words = ", ".join(sorted(known)[:8]) or "none"
+        raise PromptError(
+            f"{name} has embedding:{missing:.60}, which is not loaded; load it first; loaded: {words:.200}"
         )
 
 

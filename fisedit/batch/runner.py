@@ -155,7 +155,8 @@ def _plan(job: BatchJob, settings: BatchSettings) -> BatchPlan:
 
 def _check_settings(settings: BatchSettings) -> None:
     """Raise now the InputError that every item would fail with."""
-    if not isinstance(settings.timeout, int | float) or not settings.timeout > 0:
+    is_number = isinstance(settings.timeout, int | float) and not isinstance(settings.timeout, bool)
+    if not is_number or not settings.timeout > 0:
         raise InputError(f"timeout must be above 0 seconds, got {as_text(settings.timeout)}")
     check_quality(settings.quality)
     if settings.adapters is not None:

@@ -51,6 +51,7 @@ class EditMixin(PreviewMixin):
         height: int | None = None,
         scheduler: str = "ddim",
         clip_skip: int = 0,
+        negative_clip_skip: int = 0,
         reference: Image | None = None,
         control: Image | None = None,
         drive: Drive | None = None,
@@ -68,6 +69,7 @@ class EditMixin(PreviewMixin):
             height: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
             scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
             clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
+            negative_clip_skip: those of the negative prompt; in diffusers 0, in web UIs as many as of the other.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             control: a picture that says where things are, for it and all edits that name no other; see `load_adapter`.
             drive: a head's pose and expression, for it and all edits that name no other; see `load_adapter`.
@@ -91,6 +93,7 @@ class EditMixin(PreviewMixin):
             height=own if height is None else height,
             scheduler=scheduler,
             clip_skip=clip_skip,
+            negative_clip_skip=negative_clip_skip,
         )
         conditions = {REFERENCE: reference, CONTROL: control, DRIVE: drive}
         request = self._pipeline.request_source(config, conditions=conditions, on_step=on_step)

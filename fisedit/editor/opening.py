@@ -30,6 +30,7 @@ from fisedit.values import (
     OnStep,
     check_prompt,
     check_seed,
+    is_number,
     make_generation_config,
 )
 
@@ -62,6 +63,7 @@ class OpenMixin(EditMixin):
         width: int | None = None,
         height: int | None = None,
         clip_skip: int = 0,
+        negative_clip_skip: int = 0,
         reference: Image | None = None,
         control: Image | str | None = None,
         drive: Drive | None = None,
@@ -91,6 +93,7 @@ class OpenMixin(EditMixin):
                 512x512 sees 624x416. Crop what matters, or give more, for finer paint.
             height: of the canvas in pixels, divisible by 8; None for what suits the model.
             clip_skip: as in `generate`.
+            negative_clip_skip: as in `generate`.
             reference: as in `generate`; edits then read what was recorded of it.
             control: as in `generate`, or "canny" for the edges of what is on the canvas. One of the picture's size is
                 cut as the picture is.
@@ -118,6 +121,7 @@ class OpenMixin(EditMixin):
             width=width,
             height=height,
             clip_skip=clip_skip,
+            negative_clip_skip=negative_clip_skip,
             conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
             on_step=on_step,
         )
@@ -202,6 +206,7 @@ class OpenMixin(EditMixin):
                 num_inference_steps=config.num_inference_steps,
                 guidance_scale=config.guidance_scale,
                 clip_skip=config.clip_skip,
+                negative_clip_skip=config.negative_clip_skip,
                 reference=self._engine.references.picture_of(config.like, REFERENCE),
                 on_step=on_step,
             )
@@ -210,7 +215,7 @@ class OpenMixin(EditMixin):
 
 def _check_context(context: float) -> None:
     """Raise InputError for another ratio than a crop can take along."""
-    if not isinstance(context, int | float) or not 0 <= context <= MAX_CONTEXT:
+    if not is_number(context) or not 0 <= context <= MAX_CONTEXT:
         raise InputError(
             f"context must be in [0, {MAX_CONTEXT}], got {as_text(context)}; 0.5 is half of the region's side"
         )

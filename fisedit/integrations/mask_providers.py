@@ -20,7 +20,7 @@ from fisedit.masking.region import Region
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.weight_files import check_complete
 from fisedit.storage.csv_tables import separated
-from fisedit.values import are_numbers
+from fisedit.values import are_numbers, is_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -156,10 +156,10 @@ def union_of(found: Sequence[Detection], labels: Sequence[str] = ()) -> Region:
 
 def check_choice(threshold: object, instance: str) -> None:
     """Raise InputError unless a threshold is in [0, 1], and an instance "all", "largest" or a number from 0."""
-    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+    if not (is_number(threshold) and 0 <= threshold <= 1):
         raise InputError(f"threshold must be in [0, 1], got {as_text(threshold)}")
-    is_number = isinstance(instance, str) and instance.isdecimal() and len(instance) < 10
-    if instance not in (ALL, LARGEST) and not is_number:
+    is_index = isinstance(instance, str) and instance.isdecimal() and len(instance) < 10
+    if instance not in (ALL, LARGEST) and not is_index:
         raise InputError(f"instance must be {LARGEST}, {ALL} or a number from 0, got {as_text(instance, 40)}")
 
 

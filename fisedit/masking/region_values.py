@@ -197,7 +197,7 @@ def check_border(widths: object) -> Box:
     Args:
         widths: four whole numbers from 0, not all 0, or one for all sides.
     """
-    sides: Any = (widths,) * 4 if isinstance(widths, int) else widths
+    sides: Any = (widths,) * 4 if type(widths) is int else widths
     if not (are_numbers(sides, 4) and all(type(side) is int and side >= 0 for side in sides) and any(sides)):
         raise InputError(
             f"a border must be pixels at the left, top, right and bottom, not all 0, got {as_text(widths)}"

@@ -8,6 +8,7 @@ call; no models.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, pairwise, takewhile
@@ -26,6 +27,7 @@ BREAK = "BREAK"
 """The word that begins a new chunk."""
 
 _COMMA_REACH = 20  # a full chunk ends behind its last comma if that is one of so many last tokens
+_UNSEEN = ("Zs", "Zl", "Zp", "Cc", "Cf")  # Unicode's categories of spaces, controls and formats
 _VECTOR = re.compile(r"_[0-9]+$")
 _BREAK = re.compile(rf"\b{BREAK}\b")
 
@@ -76,6 +78,15 @@ def split_chunks(prompt: WeightedPrompt, tokenizer: Any) -> tuple[WeightedPrompt
                 return (*chunks, prompt.part(start + begin, len(prompt.text)))
             chunks.append(segment.part(begin, end))
     return tuple(chunks)
+
+
+def says_nothing(prompt: WeightedPrompt) -> bool:
+    """Return whether nothing is left of a prompt but BREAK, spaces and letters that nobody sees.
+
+    Args:
+        prompt: without the syntax of weights.
+    """
+    return all(unicodedata.category(sign) in _UNSEEN for sign in _BREAK.sub("", prompt.text))
 
 
 def is_cut_off(chunk: WeightedPrompt, tokenizer: Any) -> bool:

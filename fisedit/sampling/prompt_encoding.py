@@ -15,10 +15,10 @@ import torch
 from fisedit.adapters import textual_inversion
 from fisedit.models.injection import exclusive
 from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
-from fisedit.models.prompt_weighting import WeightedPrompt, parse
+from fisedit.models.prompt_weighting import WeightedPrompt, clamped_notes, parse
 from fisedit.models.text_embeddings import embeddings
 from fisedit.models.vocabulary import vocabulary_of
-from fisedit.values.prompt_syntax import lora_notes
+from fisedit.values.prompt_syntax import syntax_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,11 @@ class PromptEncoder:
         """
         with self._graphs.cache.captured_encoder(self._pipe.text_encoder):
             return torch.cat(
-                [self._encode_chunk(*chunks, config.clip_skip) for chunks in self._chunks(config, guided=guided)], 1
+                [
+                    self._encode_chunk(*chunks, config.clip_skip, config.negative_clip_skip)
+                    for chunks in self._chunks(config, guided=guided)
+                ],
+                1,
             )
 
     def _chunks(self, config: GenerationConfig, *, guided: bool) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
@@ -77,7 +81,9 @@ class PromptEncoder:
                 self._lengths[key] = len(self._chunks(config, guided=guided))
             return self._lengths[key] * context_length(tokenizer)
 
-    def _encode_chunk(self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int) -> Tensor:
+    def _encode_chunk(
+        self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int, negative_clip_skip: int
+    ) -> Tensor:
         """Embeddings [B, 77, D] of one chunk of the prompts."""
         guided = negative_prompt is not None
         positive, negative = self._pipe.encode_prompt(
@@ -87,7 +93,9 @@ class PromptEncoder:
             guided,
             negative_prompt.text if negative_prompt else None,
             prompt_embeds=embeddings(prompt, self._pipe, clip_skip),
-            negative_prompt_embeds=embeddings(negative_prompt, self._pipe) if negative_prompt else None,
+            negative_prompt_embeds=embeddings(negative_prompt, self._pipe, negative_clip_skip)
+            if negative_prompt
+            else None,
         )
         return torch.cat([negative, positive]) if guided else positive
 
@@ -133,15 +141,16 @@ def encode_prompts(
     """
     prompts = {"prompt": config.prompt} | {f"prompt {prompt!r:.40}": prompt for prompt in regional}
     prompts |= {"negative prompt": config.negative_prompt} if config.guided else {}
-    notes: list[str] = []
+    notes = list(_guidance_notes(pipe, config))
     with torch.inference_mode(), exclusive(pipe.text_encoder, pipe.tokenizer):
         textual_inversion.check_words(pipe, config, regional)
         encoded = encode(config)
         read = encode(replace(config, prompt="")) if reads_nothing else None
         own = tuple(encode(replace(config, prompt=prompt)) for prompt in regional)
         for name, prompt in prompts.items():
-            notes += lora_notes(prompt, name)
-            chunks = split_chunks(parse(prompt), pipe.tokenizer)
+            parsed = parse(prompt)
+            notes += [*syntax_notes(prompt, name), *clamped_notes(parsed, name)]
+            chunks = split_chunks(parsed, pipe.tokenizer)
             if len(chunks) > MAX_CHUNKS:
                 length = f"{MAX_CHUNKS} chunks of 75 tokens"
                 notes.append(f"the {name} is longer than {length}, and the rest is not read; shorten it")
@@ -152,3 +161,10 @@ def encode_prompts(
         if vocabulary:
             notes += filter(None, (vocabulary.note(parse(prompt).text, known) for prompt in read_prompts))
     return EncodedPrompt(encoded, notes=tuple(notes), regional=own, read=read)
+
+
+def _guidance_notes(pipe: StableDiffusionPipeline, config: GenerationConfig) -> tuple[str, ...]:
+    """A note on guidance between 0 and 1, which is none, as in diffusers; distilled models read it."""
+    if not 0 < config.guidance_scale < 1 or pipe.unet.config.time_cond_proj_dim is not None:
+        return ()
+    return (f"guidance_scale {config.guidance_scale:g} is no guidance, as 1 is; 7.5 is usual",)

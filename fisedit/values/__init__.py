@@ -18,6 +18,7 @@ from fisedit.values.base import (
     OnStep,
     are_numbers,
     copy_on_read,
+    is_number,
 )
 from fisedit.values.edit_mask import (
     MAX_REGIONS,
@@ -119,6 +120,7 @@ __all__ = [
     "copy_on_read",
     "entry_steps",
     "first_step",
+    "is_number",
     "is_unicode",
     "level_grids",
     "make_adapter_use",

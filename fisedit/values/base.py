@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import nan
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,10 +48,15 @@ def are_numbers(values: object, count: int) -> bool:
         values: of any type.
         count: of the numbers.
     """
-    return isinstance(values, Sequence) and len(values) == count and all(map(_is_number, values))
+    return isinstance(values, Sequence) and len(values) == count and all(map(is_number, values))
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number of usual size; a boolean is none.
+
+    Args:
+        value: an object of any type.
+    """
     number: Any = value if not isinstance(value, bool) and isinstance(value, Real) else nan
     return bool(abs(number) <= _MAX_NUMBER)
 

@@ -8,7 +8,7 @@ from math import nextafter
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError, as_text
-from fisedit.values.base import copy_on_read
+from fisedit.values.base import copy_on_read, is_number
 from fisedit.values.edit_mask import MaskSource, RegionalPrompt, frozen
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def first_step(strength: float, steps: int) -> int:
     Raises:
         InputError: a strength out of range, or one that leaves no step to run.
     """
-    if not isinstance(strength, int | float) or not 0 < strength <= 1:
+    if not is_number(strength) or not 0 < strength <= 1:
         raise InputError(f"strength must be in (0, 1], got {as_text(strength)}; 1 repaints, less keeps more")
     if int(steps * strength) < 1:
         raise InputError(
@@ -135,7 +135,7 @@ def strength_for_start(start: int, steps: int) -> float:
 
 def check_structure(structure: float) -> None:
     """Raise InputError for a share of injected attention that is not in [0, 1]."""
-    if not (isinstance(structure, int | float) and 0 <= structure <= 1):
+    if not (is_number(structure) and 0 <= structure <= 1):
         raise InputError(f"structure must be in [0, 1], got {as_text(structure)}")
 
 

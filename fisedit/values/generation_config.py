@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fisedit.errors import InputError, PromptError, as_text
-from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers
+from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers, is_number
 from fisedit.values.drive import Drive
 from fisedit.values.schedulers import SchedulerName, num_timesteps
 
@@ -113,6 +112,7 @@ class GenerationConfig:
             for the negative one. What web UIs call clip skip is one more.
         textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
         crop: left, top, right and bottom in pixels of the part of an opened picture that is painted on; None for all.
+        negative_clip_skip: layers that are left out for the negative prompt; in web UIs as many as clip_skip.
     """
 
     prompt: str
@@ -129,6 +129,7 @@ class GenerationConfig:
     clip_skip: int = 0
     textual_inversions: tuple[str, ...] = ()
     crop: Box | None = None
+    negative_clip_skip: int = 0
 
     @property
     def opened(self) -> bool:
@@ -182,7 +183,7 @@ MAX_CROP = 2**24
 
 
 _LARGEST_FACTOR = 1e9
-_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop")
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop", "negative_clip_skip")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -269,7 +270,7 @@ def make_adapter_use(
 
 
 def _share(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+    if not is_number(value) or not 0 <= value <= 1:
         raise InputError(f"{name} must be a share of the steps, 0 to 1, got {as_text(value, 40)}")
     return float(value)
 
@@ -308,8 +309,7 @@ def _crop(value: Any) -> Box:
 
 def check_scale(scale: Any) -> float:
     """An adapter's scale, if it is a number in range. Raises InputError otherwise."""
-    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
-    if not is_number or not -10 <= scale <= 10:
+    if not is_number(scale) or not -10 <= scale <= 10:
         raise InputError(
             f"scale must be a number in [-10, 10], got {as_text(scale)}; 1 is what an adapter was trained for"
         )
@@ -335,8 +335,7 @@ def check_integer(name: str, value: Any, bounds: tuple[int, int]) -> int:
 
 
 def _guidance(value: Any) -> float:
-    is_number = isinstance(value, Real)  # numpy's are
-    if not is_number or not 0 <= value <= 100:
+    if not is_number(value) or not 0 <= value <= 100:
         raise InputError(f"guidance_scale must be in [0, 100], got {as_text(value)}; 7.5 is usual, 1 switches it off")
     return float(value)
 
@@ -370,6 +369,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "width": lambda value: _side("width", value),
     "height": lambda value: _side("height", value),
     "clip_skip": lambda value: check_integer("clip_skip", value, CLIP_SKIPS),
+    "negative_clip_skip": lambda value: check_integer("negative_clip_skip", value, CLIP_SKIPS),
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,

@@ -1,6 +1,7 @@
 r"""Finds what web UIs read in a prompt and no text encoder does: tags of LoRAs, changes with the steps, choices.
 
-A tag of a LoRA is no word, and is applied or told; all else is refused by name, for a text encoder would read it.
+A tag of a LoRA is no word, and is applied or told. What changes the picture by steps or at random is refused by name;
+marks of other programs' weights and comments are read as words, and told.
 Weights, `(cat:1.2)` and `[cat]`, are read by `models.prompt_weighting`, and BREAK by `models.prompt_chunks`. Pure text.
 """
 
@@ -24,6 +25,25 @@ _PATTERNS = (
     (re.compile(r"(?<!\\)\{[^{}|]*\|[^{}]*\}"), "chooses at random; write the choice instead"),
 )
 """What is found, and why it is refused."""
+
+_EMBEDDING = re.compile(
+    r"(?<![\w\\<])(?P<prefix>embedding:)(?P<name><[\w-]+>|[\w-]+)(?P<suffix>\.(?:safetensors|pt|bin)\b)?", re.IGNORECASE
+)
+_WEIGHT = "which is read as words; (word:1.2) weights a word"
+_WORDS = (
+    (re.compile(r"(?<![\\{])\{++[^{}]*+\}++"), rf"{_WEIGHT}, and \{{ is a brace"),
+    (re.compile(r"(?<![\w:.])-?[\d.]{1,9}::[^:\n]*+(?:::)?|\w{1,20}::-?[\d.]{1,9}"), _WEIGHT),
+    (
+        re.compile(r"(?:[^\W\d]{1,20}|(?<!\\)[)\"])(?:\++|--+)(?=[\s,.)\]]|\Z)"),
+        f"{_WEIGHT}; a space before it keeps this away",
+    ),
+    (re.compile(r"(?<!\\)\)[\d.]{0,9}\d|\.(?:swap|blend|and)\("), _WEIGHT),
+    (
+        re.compile(r"(?:^|(?<=\s))(?:#(?=\s)|//|/\*)[^\n]*", re.MULTILINE),
+        r"which is read as words, for there are no comments; leave it out",
+    ),
+)
+"""What is read as words and means something elsewhere (NovelAI, compel, Midjourney, ComfyUI), and what is told."""
 
 _ALTERNATES = r"changes with every step, which is not done; write one of both, or \[ for a bracket"
 _SCHEDULED = r"changes at a step, which is not done; write one of both, or \[ for a bracket"
@@ -57,21 +77,39 @@ def without_loras(prompt: str) -> str:
     return _TAG.sub(lambda tag: "" if _is_lora(tag) else tag[0], prompt).strip()
 
 
-def blank_loras(prompt: str) -> str:
-    """Return a prompt with spaces in place of the tags of LoRAs, so that every other letter keeps its place."""
-    return _TAG.sub(lambda tag: " " * len(tag[0]) if _is_lora(tag) else tag[0], prompt)
+def blank_tags(prompt: str) -> str:
+    """Return a prompt with spaces in place of what is no word, so that every other letter keeps its place.
+
+    Args:
+        prompt: with tags of LoRAs, or `embedding:` before a word and a file's suffix behind it.
+    """
+    blank = _TAG.sub(lambda tag: " " * len(tag[0]) if _is_lora(tag) else tag[0], prompt)
+    return _EMBEDDING.sub(lambda found: f"{'':10}{found['name']}{' ' * len(found['suffix'] or '')}", blank)
 
 
-def lora_notes(prompt: str, name: str = "prompt") -> tuple[str, ...]:
-    """Return notes on the tags of LoRAs in a prompt, which are not applied there.
+def named_embeddings(prompt: str) -> tuple[str, ...]:
+    """Return the words of a prompt that ComfyUI's `embedding:word` names."""
+    return tuple(found["name"] for found in _EMBEDDING.finditer(prompt))
+
+
+def syntax_notes(prompt: str, name: str = "prompt") -> tuple[str, ...]:
+    """Return notes on what a prompt has and nothing here does: tags of LoRAs, other programs' weights and comments.
 
     Args:
         prompt: any text.
         name: for the notes.
     """
-    why = "LoRAs count as they are loaded, by load_lora, --lora or the app's list"
+    why = "which is not applied: LoRAs count as they are loaded, by load_lora, --lora or the app's list"
     tags = [tag[0] for tag in _TAG.finditer(prompt) if _is_lora(tag)]
-    return tuple(f"the {name} has {tag:.80}, which is not applied: {why}" for tag in tags)
+    plain = blank_tags(prompt)
+    words = [(found[0].strip(), told) for pattern, told in _WORDS if (found := pattern.search(plain))]
+    return tuple(f"the {name} has {shorten(part)}, {told}" for part, told in [*((tag, why) for tag in tags), *words])
+
+
+def shorten(part: str) -> str:
+    """Return a part of a prompt for a message: on one line, of 80 letters at most."""
+    part = " ".join(part.split())
+    return part if len(part) <= 80 else f"{part[:79]}…"
 
 
 def check_syntax(prompt: str, name: str = "prompt") -> None:
@@ -82,14 +120,15 @@ def check_syntax(prompt: str, name: str = "prompt") -> None:
         name: for the message.
     """
     for found, reason in _unread(prompt):
-        raise PromptError(f"{name} has {found if len(found) <= 80 else found[:79] + '…'}, which {reason}")
+        raise PromptError(f"{name} has {shorten(found)}, which {reason}")
 
 
 def _unread(prompt: str) -> Iterator[tuple[str, str]]:
     """What is not read, and why."""
-    prompt = blank_loras(prompt)
+    prompt = blank_tags(prompt)
     for tag in _TAG.finditer(prompt):
-        yield tag[0], f"names a {tag[1]}, which is not supported; leave it out"
+        is_word = tag[1].casefold().startswith("embed")
+        yield tag[0], f"is a tag that is not supported; {'write the loaded word alone' if is_word else 'leave it out'}"
     for pattern, reason in _PATTERNS:
         for found in pattern.finditer(prompt):
             yield found[0], reason

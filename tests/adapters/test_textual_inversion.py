@@ -75,6 +75,13 @@ def test_a_word_of_several_vectors_is_one_word(pipe, tmp_path):
     assert first.text.split() == ["cat"] * 74 and second.text.split()[-1] == "cat"
 
 
+def test_a_word_behind_comfyui_s_prefix_is_that_word(pipe, tmp_path):
+    Editor(pipe).load_textual_inversion(written(tmp_path, "EasyNeg", pipe))
+    plain, weighted = (Engine(pipe).encode(config_of(prompt)) for prompt in ("a cat, easyneg", "a cat, (easyneg:1.3)"))
+    assert torch.equal(Engine(pipe).encode(config_of("a cat, embedding:EasyNeg.pt")), plain)
+    assert torch.equal(Engine(pipe).encode(config_of("a cat, (embedding:easyneg:1.3)")), weighted)
+
+
 def test_a_word_inside_a_longer_one_of_another_file_stays(pipe, tmp_path):
     editor = Editor(pipe)
     for name, vectors in (("neg", 2), ("easyneg", 1)):

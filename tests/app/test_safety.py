@@ -41,7 +41,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("place", "values"),
         [
-            (1, [-1, 2**32, 1.5, True, math.nan, "7"]),
+            (1, [-1, 2**63, 1.5, True, math.nan, "7"]),
             (2, [0, -1, 151, 10**12, 2.5, math.inf, None]),
             (3, [-1, 31, 1e308, math.nan, "high"]),
             (4, [0, 8, 65, 1032, 10**9, -64]),

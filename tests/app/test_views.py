@@ -42,6 +42,19 @@ def test_strokes_that_are_none(sent):
         views.decode_strokes(sent, (8, 8))
 
 
+def test_base64_as_programs_send_it():
+    data = bytes(range(64, 256)) * 2 + b"?"
+    plain, url_safe = base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
+    assert "+" in plain and "-" in url_safe
+    broken = base64.encodebytes(data).decode()
+    for text in (plain, plain.rstrip("="), url_safe, broken, broken.replace("\n", "\r\n\t")):
+        for head in ("", "data:image/png;base64,", "data:image/png;charset=utf-8;BASE64,"):
+            assert views.decode_base64(head + text, "mask") == data
+    for text in (plain.replace("+", " "), f"data:image/png,{plain}", "a cat.png", "%", 7, None):
+        with pytest.raises(InputError, match=r"mask must be base64, got ['\d\w]"):
+            views.decode_base64(text, "mask")
+
+
 def test_before_and_after_meet_within_the_mask():
     grid = np.zeros((8, 16), bool)
     whole = (128, 64), None

@@ -93,6 +93,17 @@ def test_what_an_edit_has_from_its_picture_is_told(client):
     assert "source_prompt is not read, got" in httpx.post(f"{client.baseurl}/img2img", json=sent).json()["info"]
 
 
+def test_numbers_that_web_uis_read_otherwise_are_told(client):
+    for asked, notes in (
+        ({"cfg_scale": 0.5}, ["guidance_scale 0.5 is no guidance"]),
+        ({"cfg_scale": 0}, ["cfg_scale 0 is no guidance"]),
+        ({"override_settings": {"CLIP_stop_at_last_layers": 2}}, []),  # of both prompts, as there
+        ({"prompt": "a (cat:12)"}, ["the prompt has (cat:12)"]),
+    ):
+        made = client.txt2img(**{"prompt": CAT, "seed": 7, **SMALL, **asked})
+        assert [note[: len(told)] for note, told in zip(made.info["notes"], notes, strict=True)] == notes
+
+
 def test_a_schedule_that_is_not_chosen_is_the_samplers_own(client):
     asked = {"prompt": CAT, "seed": 7, "sampler_name": "DPM++ 2M", **SMALL}
     found = [client.txt2img(scheduler=noise, **asked) for noise in (None, "Automatic", "Karras", "Uniform")]
@@ -179,6 +190,17 @@ def test_a_run_tells_how_far_it_is_and_is_interrupted(client):
         ("txt2img", {"prompt": CAT, "n_iter": None}, "error[input]: batch_size times n_iter must be 1 to 8"),
         ("txt2img", {"prompt": CAT, "override_settings": ["a"]}, "error[input]: override_settings must be an object"),
         ("txt2img", {"prompt": CAT, "sampler_name": "Magic"}, "error[input]: scheduler must be one of"),
+        (
+            "txt2img",
+            {"prompt": CAT, "seed": True},
+            "error[input]: seed must be a whole number in [0, 9223372036854775807]",
+        ),
+        (
+            "txt2img",
+            {"prompt": CAT, "seed": 2**63 - 1, "batch_size": 2, **SMALL},
+            "error[input]: seed must be a whole number in [0, 9223372036854775807], got 9223372036854775808",
+        ),
+        ("txt2img", {"prompt": CAT, "clip_skip": True}, "error[input]: clip_skip must be a whole number in [0, 11]"),
         ("txt2img", {"prompt": ["cat"]}, "error[input]: prompt must be text, got list"),
         ("txt2img", ["cat"], "error[input]:"),
         ("img2img", {"prompt": CAT}, "error[input]: init_images must hold a picture"),

@@ -79,7 +79,16 @@ GENERATE = [
     ({"prompt": None}, PromptError, "prompt must be text, got NoneType"),
     ({"prompt": "a cat \udcff"}, PromptError, "prompt must be Unicode text, got 'a cat .udcff'; remove"),
     ({"negative_prompt": "\ud800"}, PromptError, "negative_prompt must be Unicode text"),
-    ({"prompt": "a cat <hypernet:ink:1>"}, PromptError, "prompt has <hypernet:ink:1>, which names a hypernet"),
+    ({"prompt": "a cat <hypernet:ink:1>"}, PromptError, "prompt has <hypernet:ink:1>, which is a tag that"),
+    *(
+        ({"prompt": nothing}, PromptError, "prompt must say something, got")
+        for nothing in ("((()))", "(:1.5)", "[]", "BREAK", "\u00a0\u200b", "<lora:ink:1>")
+    ),
+    (
+        {"negative_prompt": "a dog, embedding:ink"},
+        PromptError,
+        "negative_prompt has embedding:ink, which is not loaded",
+    ),
     ({"negative_prompt": "[a|b]"}, PromptError, r"negative_prompt has \[a|b\], which changes with every step"),
     ({"prompt": ["a cat"]}, PromptError, "prompt must be text, got list"),
     ({"negative_prompt": None}, PromptError, "negative_prompt must be text, got NoneType"),

@@ -76,7 +76,7 @@ def pixels(image: Image.Image) -> dict[str, Any]:
     return {"mode": image.mode, "size": list(image.size), "sha256": digest}
 
 
-NEWER = ("clip_skip", "textual_inversions", "crop")
+NEWER = ("clip_skip", "textual_inversions", "crop", "negative_clip_skip")
 """Settings that version 0.1.0 did not know, which are left out where they are empty."""
 
 

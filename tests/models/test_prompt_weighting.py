@@ -15,7 +15,7 @@ from fisedit import Editor
 from fisedit.errors import InputError
 from fisedit.masking.text_diff import words
 from fisedit.models.prompt_chunks import split_chunks
-from fisedit.models.prompt_weighting import MAX_WEIGHT, parse
+from fisedit.models.prompt_weighting import MAX_WEIGHT, clamped_notes, parse
 from fisedit.models.text_embeddings import embeddings
 from fisedit.sampling.denoise import Engine
 from fisedit.values import EditKind, MaskSource
@@ -74,6 +74,20 @@ def test_reading():
         assert chunks == [(text, {weight}) for text, weight in expected]
         assert len(read.prompt_positions) == len(read.weights) == len(read.text)
         assert all(c in (prompt[i], " ", "\ufffd") for i, c in zip(read.prompt_positions, read.text, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        ("a (cat:-1) at (12:30), (dog:10) (:-.5)", ["(cat:-1)", "(12:30)", "(:-.5)"]),
+        ("a (big (red:4) cat:5) b", ["red"]),
+        ("a (cat:0) ((cat)) [dog]", []),
+        ("(a:11)" * 5000, ["(a:11)"]),
+    ],
+)
+def test_weights_that_are_clamped_are_told(prompt, parts):
+    found = [note.partition(", whose weight is not in [0, 10]")[0] for note in clamped_notes(parse(prompt))]
+    assert found == [f"the prompt has {part}" for part in parts]
 
 
 def test_many_brackets_are_read_at_once():
@@ -191,14 +205,17 @@ def test_syntax_takes_none_of_the_encoders_tokens(pipelines):
 
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_layers_are_left_out_as_diffusers_does(pipelines, skipped, monkeypatch):
-    """Whose code looks for the norm where transformers 4 had it. The negative prompt is encoded by all layers."""
+    """Whose code looks for the norm where transformers 4 had it. The negative prompt has layers of its own."""
     pipe = pipelines["shallow"]
     with torch.no_grad():
         ours = Engine(pipe).encode(config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped))
+        both = config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped, negative_clip_skip=skipped)
+        as_web_uis = Engine(pipe).encode(both)
         model = SimpleNamespace(final_layer_norm=pipe.text_encoder.final_layer_norm)
         monkeypatch.setitem(vars(pipe.text_encoder), "text_model", model)
         prompt, negative = pipe.encode_prompt(CAT, "cpu", 1, True, "snow", clip_skip=skipped or None)
-    assert torch.equal(ours, torch.cat([negative, prompt]))
+        snow, _ = pipe.encode_prompt("snow", "cpu", 1, False, clip_skip=skipped or None)
+    assert torch.equal(ours, torch.cat([negative, prompt])) and torch.equal(as_web_uis, torch.cat([snow, prompt]))
 
 
 def test_weights_are_applied_to_what_fewer_layers_give(pipelines):

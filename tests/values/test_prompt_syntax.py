@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fisedit.errors import PromptError
-from fisedit.values.prompt_syntax import blank_loras, check_syntax, lora_notes, take_loras, without_loras
+from fisedit.values.prompt_syntax import (
+    blank_tags,
+    check_syntax,
+    named_embeddings,
+    syntax_notes,
+    take_loras,
+    without_loras,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +40,54 @@ def test_other_tags_of_loras_are_refused(tag):
 
 def test_tags_that_are_not_applied_are_told_and_are_no_words():
     prompt = "a <lora:ink:(0.8)>cat <lyco:[a|b]> <cat-toy>"
-    assert blank_loras(prompt) == f"a {' ' * 16}cat {' ' * 12} <cat-toy>" and len(blank_loras(prompt)) == len(prompt)
-    told = [note.partition(", ")[0] for note in lora_notes(prompt, "prompt")]
+    assert blank_tags(prompt) == f"a {' ' * 16}cat {' ' * 12} <cat-toy>" and len(blank_tags(prompt)) == len(prompt)
+    told = [note.partition(", ")[0] for note in syntax_notes(prompt, "prompt")]
     assert told == ["the prompt has <lora:ink:(0.8)>", "the prompt has <lyco:[a|b]>"]
     check_syntax(prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "part"),
+    [
+        ("a {{cat}} b", "{{cat}}"),
+        ("a 1.3::cat, dog:: b", "1.3::cat, dog::"),
+        ("a -2::cat b", "-2::cat b"),
+        ("a cat::2 b", "cat::2"),
+        ("a cat++ b", "cat++"),
+        ("a (red cat)--, b", ")--"),
+        ("a (cat)1.4", ")1.4"),
+        ('("a cat", "b").blend(1, 1)', ".blend("),
+        ("a cat # a comment\nb", "# a comment"),
+        ("a cat // b", "// b"),
+    ],
+)
+def test_marks_of_other_programs_are_told(prompt, part):
+    check_syntax(prompt)
+    notes = syntax_notes(prompt, "negative prompt")
+    assert [note.startswith(f"the negative prompt has {part}, which is read as words") for note in notes] == [True]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        r"a \{cat\} (cat:1.2)",
+        "C ++, 16:9 at 12:30, a:b :: c",
+        "a #1 dad, well-known -- (a) - b",
+        "https://a.b/c, 1.5 (a)",
+    ],
+)
+def test_marks_that_mean_nothing_are_not_told(prompt):
+    assert syntax_notes(prompt) == ()
+
+
+def test_a_word_of_an_embedding_is_named():
+    prompt = "a (embedding:ink-2.pt:1.2), Embedding:<toy>, my_embedding:x embedding: x <embedding:x:1>"
+    blank = f"a ({' ' * 10}ink-2   :1.2), {' ' * 10}<toy>, my_embedding:x embedding: x <embedding:x:1>"
+    assert blank_tags(prompt) == blank and named_embeddings(prompt) == ("ink-2", "<toy>")
+    with pytest.raises(
+        PromptError, match=r"<embedding:x:1>, which is a tag that is not supported; write the loaded word"
+    ):
+        check_syntax(prompt)
 
 
 @pytest.mark.parametrize(
