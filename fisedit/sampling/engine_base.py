@@ -83,7 +83,7 @@ class EngineBase:
         Raises:
             UnsupportedModuleError: a layer of the UNet or of the decoder has no exact sparse counterpart any more.
         """
-        check_layers(self.pipe.vae.decoder, "VAE decoder")
+        check_layers(self.pipe.vae, "VAE", "decoder")
         decoder_sites(self.pipe.vae.decoder, COARSE_LEVELS)
         self.loras = loras(self.pipe.unet, self.pipe.text_encoder)
         if self.executor.refresh():

@@ -25,7 +25,7 @@ _FREEU = ("s1", "s2", "b1", "b2")
 _REMOVE = "remove it, or merge it into the weights"
 
 
-def check_layers(model: nn.Module, owner: str) -> None:
+def check_layers(model: nn.Module, owner: str, part: str = "") -> None:
     """Check that nobody changed what a model's layers compute; what this package injects is no change.
 
     Hooks and a forward of the model itself are left to the caller, which calls it.
@@ -33,26 +33,27 @@ def check_layers(model: nn.Module, owner: str) -> None:
     Args:
         model: With layers that are computed from their weights.
         owner: Its name in the message.
+        part: Name of the part of it that is meant; "" for all of it.
 
     Raises:
         UnsupportedModuleError: A layer has a hook or another forward, or is compiled; or FreeU is on.
     """
-    if not any(_changes(model)):
+    if not any(_changes(model, part)):
         return
     with exclusive(model):  # another thread may have ejected something meanwhile
-        for name, found, advice in _changes(model):
+        for name, found, advice in _changes(model, part):
             raise UnsupportedModuleError(
                 f"the {owner}'s layer {name} must compute what its weights say, as sparse steps do, got {found}; "
                 f"{advice}"
             )
 
 
-def _changes(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+def _changes(model: nn.Module, part: str) -> Iterator[tuple[str, str, str]]:
     """Name of a layer, what was done to it, and what to do."""
     for name, module in model.named_modules():
         if "_orig_mod" in module._modules:  # noqa: SLF001 (the class's import takes a second)
             yield name or "at its root", "one of torch.compile", "give the model that was compiled, its _orig_mod"
-        if not name:
+        if not name or not name.startswith(part):
             continue
         for hook in foreign_hooks(module):
             yield name, f"a forward hook ({_name_of(hook)})", _REMOVE
@@ -87,7 +88,7 @@ def why_no_product(layer: nn.Module) -> str:
         return "it has no sparse counterpart"
     if is_parametrized(layer):
         return "its weight is parametrized (remove_parametrizations merges it)"
-    weight = layer.weight
+    weight: Any = layer.weight
     if type(weight) not in (nn.Parameter, Tensor):
         return f"its weight is a {type(weight).__name__}, which is quantised or made when it is read"
     return "" if weight.is_floating_point() and weight.element_size() > 1 else f"its weight is of {weight.dtype}"

@@ -128,7 +128,7 @@ def test_a_changed_decoder_is_refused():
     pipe = build_pipeline("shallow")
     engine, attention = Engine(pipe), pipe.vae.decoder.mid_block.attentions[0]
     handle = pipe.vae.decoder.up_blocks[3].resnets[0].conv1.register_forward_hook(hook)
-    with pytest.raises(UnsupportedModuleError, match=r"VAE decoder's layer up_blocks.3.resnets.0.conv1 .*hook"):
+    with pytest.raises(UnsupportedModuleError, match=r"VAE's layer decoder.up_blocks.3.resnets.0.conv1 .*hook"):
         engine.refresh()
     handle.remove()
     own, attention.processor = attention.processor, hook
