@@ -6,6 +6,7 @@ left out of them. Knows torch's and diffusers' ways to change a layer; knows not
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -74,7 +75,11 @@ def foreign_hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _name_of(change: Any) -> str:
-    return str(getattr(change, "__qualname__", type(change).__name__)).rpartition(".")[2]
+    """The module and name of a function or of an object's class, which tell whose it is."""
+    while isinstance(change, partial):  # accelerate's and diffusers' say that they are what they wrap
+        change = change.func
+    name = str(getattr(change, "__qualname__", type(change).__name__)).rpartition("<locals>.")[2]
+    return f"{getattr(change, '__module__', '')}.{name}".lstrip(".")
 
 
 def why_no_product(layer: nn.Module) -> str:

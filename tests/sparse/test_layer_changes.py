@@ -64,14 +64,18 @@ def compiled(unet, name):
 
 
 CHANGES = {
-    "hook": (CONV, lambda m: m.register_forward_hook(hook), r"a forward hook \(hook\); remove it"),
+    "hook": (CONV, lambda m: m.register_forward_hook(hook), r"a forward hook \(tests\S*\.hook\); remove it"),
     "hook of a block": ("mid_block", lambda m: m.register_forward_hook(hook), "a forward hook"),
     "pre-hook": (NORM, lambda m: m.register_forward_pre_hook(hook), "a forward hook"),
     "forward, as of LyCORIS' apply_to": (QUERY, put("forward"), "another forward .*merge it into the weights"),
     "forward of a block": ("up_blocks.1", put("forward"), "another forward"),
-    "hook of accelerate": (CONV, lambda m: add_hook_to_module(m, ModelHook()), "another forward"),
+    "hook of accelerate": (
+        CONV,
+        lambda m: add_hook_to_module(m, ModelHook()),
+        r"another forward \(accelerate\.hooks\.",
+    ),
     "_conv_forward, as of tiling": (CONV, put("_conv_forward"), "another _conv_forward"),
-    "old weight_norm": (QUERY, weight_norm, r"a forward hook \(WeightNorm\)"),
+    "old weight_norm": (QUERY, weight_norm, r"a forward hook \(torch\S*\.WeightNorm\)"),
     "weight_norm": (CONV, parametrizations.weight_norm, "parametrized"),
     "pruning": (CONV, lambda m: prune.l1_unstructured(m, "weight", 2), "a forward hook"),
     "class, as ToMe's": (BLOCK, class_changed, "ToMeBasicTransformerBlock"),
