@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock, RLock
 from typing import Any, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
@@ -30,6 +30,14 @@ _MISSING = object()
 _locks: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 """Owner -> its re-entrant lock; kept beside the owner, so that its state_dict and its copies know nothing of it."""
 _locks_guard = Lock()
+
+_injected: WeakSet[nn.Module] = WeakSet()
+"""Modules that had a forward of their own class before one was injected."""
+
+
+def is_injected(module: nn.Module) -> bool:
+    """Whether a module's forward is one of ours, over that of its own class."""
+    return module in _injected
 
 
 def _lock_of(owner: object) -> Any:
@@ -86,6 +94,8 @@ class Injection:
             for module, around in self._changes:
                 old, new = module.__dict__.get("forward", _MISSING), around(module.forward)
                 self._before.append((module, old, new))
+                if old is _MISSING:
+                    _injected.add(module)
                 module.forward = new
         except BaseException:
             self.eject()
@@ -106,6 +116,7 @@ class Injection:
         for module, old, _ in reversed(self._before):
             if old is _MISSING:
                 del module.__dict__["forward"]
+                _injected.discard(module)
             else:
                 module.forward = old
         self._before = None

@@ -19,9 +19,11 @@ from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, mask_queries
 from fisedit.sparse.feature_codec import AS_RECORDED, FeatureEncoding
 from fisedit.sparse.feature_tiers import FeatureTiers
-from fisedit.sparse.modules import LayerSite, Role, loras
+from fisedit.sparse.layer_changes import check_layers
+from fisedit.sparse.modules import LayerSite, Role, decoder_sites, loras
 from fisedit.sparse.record_size import RecordSize
 from fisedit.sparse.stepping import Graphs
+from fisedit.sparse.vae_tiles import COARSE_LEVELS
 from fisedit.sparse_kernels.row_plan import SparsePlan
 from fisedit.values import GenerationConfig, level_grids
 
@@ -76,7 +78,13 @@ class EngineBase:
         return config.guided and self.pipe.unet.config.time_cond_proj_dim is None
 
     def refresh(self) -> None:
-        """Notice LoRAs that were added, removed or scaled, in the UNet or in the text encoder."""
+        """Notice LoRAs that were added, removed or scaled, in the UNet or in the text encoder.
+
+        Raises:
+            UnsupportedModuleError: a layer of the UNet or of the decoder has no exact sparse counterpart any more.
+        """
+        check_layers(self.pipe.vae, "VAE", "decoder")
+        decoder_sites(self.pipe.vae.decoder, COARSE_LEVELS)
         self.loras = loras(self.pipe.unet, self.pipe.text_encoder)
         if self.executor.refresh():
             self.references.forget()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -191,6 +192,24 @@ def _check_knows(name: SchedulerName, scheduler_config: Mapping[str, Any]) -> No
         if scheduler_config.get(setting) and name not in known:
             others = ", ".join(known)
             raise InputError(f"scheduler must know the model's {setting}, got {name}; use one of {others}")
+    prediction = str(scheduler_config.get("prediction_type", "epsilon"))
+    if not _predicts(name, prediction):
+        others = ", ".join(other for other in SCHEDULERS if _predicts(other, prediction))
+        advice = f"use one of {others}" if others else "none does; correct the model's scheduler config"
+        raise InputError(f"scheduler must know the model's prediction_type {prediction}, got {name}; {advice}")
+
+
+@lru_cache
+def _predicts(name: SchedulerName, prediction: str) -> bool:
+    """Whether a sampler knows a prediction type, which diffusers' classes tell in a step alone: one is tried."""
+    kind, changes = SCHEDULERS[name]
+    scheduler, nothing = kind.from_config({"prediction_type": prediction}, **changes), torch.zeros(1, 4, 1, 1)
+    scheduler.set_timesteps(4)
+    try:
+        scheduler.step(scheduler.scale_model_input(nothing, scheduler.timesteps[0]), scheduler.timesteps[0], nothing)
+    except (ValueError, NotImplementedError):
+        return False
+    return True
 
 
 def _check_first(name: SchedulerName, scheduler: Any) -> None:

@@ -22,6 +22,7 @@ from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.feature_cache import FeatureOverlay, ReadFeatures, StepFeatures
+from fisedit.sparse.layer_changes import check_layers
 from fisedit.sparse.modules import (
     CrossKeys,
     LayerSite,
@@ -140,6 +141,7 @@ class Executor:
     """Where sparse evaluations read rows."""
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
+        check_layers(unet, "UNet")
         self.unet = unet
         self.sites = unet_sites(unet)
         self.num_levels = num_levels(self.sites)
@@ -153,11 +155,18 @@ class Executor:
         return first.device
 
     def refresh(self) -> bool:
-        """Update sites and weights if LoRAs of the UNet were added, removed or scaled; returns whether they were."""
+        """Update sites and weights if LoRAs or layers of the UNet were added, removed or scaled; returns whether they
+        were.
+
+        Raises:
+            UnsupportedModuleError: a layer has no exact sparse counterpart any more.
+        """
         ops.refresh()
-        if self.loras == (now := loras(self.unet)):
+        check_layers(self.unet, "UNet")
+        now, sites = loras(self.unet), unet_sites(self.unet)
+        if self.loras == now and [site.module for site in self.sites] == [site.module for site in sites]:
             return False
-        self.sites, self.loras = unet_sites(self.unet), now
+        self.sites, self.loras = sites, now
         self._by_name, self._blocks = {site.name: site for site in self.sites}, UNetBlocks(self.unet)
         return True
 

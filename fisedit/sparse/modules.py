@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
 from fisedit.models.group_norm import StableGroupNorm
+from fisedit.sparse.layer_changes import check_lora_kind, why_no_product
 
 
 class Role(Enum):
@@ -114,7 +115,7 @@ def unet_sites(unet: UNet2DConditionModel) -> tuple[LayerSite, ...]:
         UnsupportedModuleError: a block, a layer, or a LoRA's kind that the sparse engine has no exact counterpart for.
     """
     for name, module in unet.named_modules():
-        _check_lora_kind(name, module)
+        check_lora_kind(name, module)
     sites = tuple(_walk(unet))
     skips = _skips(sites)
     return tuple(replace(site, skip=skips[site.name]) if site.name in skips else site for site in sites)
@@ -184,8 +185,14 @@ def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[LayerSite]:
     for i, resnet in enumerate(middle.resnets):
         yield from _layer(f"mid_block.resnets.{i}", resnet, level)
     for i, attention in enumerate(middle.attentions):
+        if attention is None:  # the VAE's mid_block_add_attention is False
+            continue
         name = f"mid_block.attentions.{i}"
         yield _norm(f"{name}.group_norm", attention.group_norm, level, Role.NORM)
+        if not type(attention.processor).__module__.startswith("diffusers."):  # whose processors all compute the same
+            raise _unsupported(name, attention.processor)
+        for child in (attention.to_q, attention.to_k, attention.to_v, attention.to_out[0]):
+            _check_product(name, child)
         yield LayerSite(f"{name}.to_k", attention.to_k, Role.TOKENS, level)
         yield LayerSite(f"{name}.to_v", attention.to_v, Role.TOKENS, level)
     for i, block in enumerate(decoder.up_blocks[:levels]):
@@ -221,6 +228,8 @@ def _resnet(name: str, block: ResnetBlock2D, level: int) -> Iterator[LayerSite]:
     timed = block.time_emb_proj is not None and (block.time_embedding_norm != "default" or block.skip_time_act)
     if timed or not isinstance(block.nonlinearity, nn.SiLU):
         raise _unsupported(name, block, "it has another activation, or another use of the time, than SD 1.x and 2.x")
+    if block.time_emb_proj is not None:
+        _check_product(f"{name}.time_emb_proj", block.time_emb_proj)
     yield _norm(f"{name}.norm1", block.norm1, level, Role.NORM_HALO)
     yield _conv(f"{name}.conv1", block.conv1, level)
     yield _norm(f"{name}.norm2", block.norm2, level, Role.NORM_HALO)
@@ -246,6 +255,12 @@ def _transformer_block(name: str, block: Any, level: int) -> Iterator[LayerSite]
         attention = getattr(block, child)
         if attention is not None:
             yield from _attention(f"{name}.{child}", attention, level)
+    for child in ("norm1", "norm2", "norm3"):
+        norm = getattr(block, child)
+        if norm is not None and type(norm) is not nn.LayerNorm:
+            raise _unsupported(f"{name}.{child}", norm)
+    for child, module in (("net.0.proj", block.ff.net[0].proj), ("net.2", block.ff.net[2])):
+        _check_product(f"{name}.ff.{child}", module)
     for child, module in block.ff.named_modules():
         if isinstance(module, nn.Linear):
             yield _pointwise(f"{name}.ff.{child}", module, level)
@@ -255,6 +270,10 @@ def _attention(name: str, attention: Attention, level: int) -> Iterator[LayerSit
     extras = (attention.group_norm, attention.spatial_norm, attention.norm_cross, attention.added_kv_proj_dim)
     if any(extra is not None for extra in extras) or attention.fused_projections:
         raise _unsupported(name, attention, "it has norms, added or fused projections")
+    if type(attention) is not Attention or any(type(last) is not nn.Dropout for last in attention.to_out[1:]):
+        raise _unsupported(name, attention)
+    for child in ("to_q", "to_k", "to_v"):
+        _check_product(f"{name}.{child}", getattr(attention, child))
     role = Role.TEXT if attention.is_cross_attention else Role.TOKENS
     if not attention.is_cross_attention and is_plain(attention):
         yield LayerSite(name, attention, Role.ATTENTION, level)
@@ -273,6 +292,7 @@ def is_plain(attention: Attention) -> bool:
 def _downsample(name: str, layer: Downsample2D, level: int) -> Iterator[LayerSite]:
     if not layer.use_conv or layer.padding != 1 or layer.norm is not None or not is_3x3(layer.conv, 2):
         raise _unsupported(name, layer, "it is not a padded 3x3 conv of stride 2")
+    _check_product(f"{name}.conv", layer.conv)
     yield LayerSite(name, layer, Role.DOWN, level)
 
 
@@ -280,6 +300,7 @@ def _upsample(name: str, layer: Upsample2D, level: int) -> Iterator[LayerSite]:
     plain = layer.use_conv and layer.interpolate and not layer.use_conv_transpose and layer.norm is None
     if not plain or not is_3x3(layer.conv, 1):
         raise _unsupported(name, layer, "it is not nearest interpolation and a 3x3 conv")
+    _check_product(f"{name}.conv", layer.conv)
     yield LayerSite(name, layer, Role.UP, level)
 
 
@@ -300,6 +321,7 @@ def _norm(name: str, module: nn.Module, level: int, role: Role) -> LayerSite:
 def _conv(name: str, module: nn.Module, level: int) -> LayerSite:
     if not is_3x3(module, 1):
         raise _unsupported(name, module, "it is not a padded 3x3 conv")
+    _check_product(name, module)
     return LayerSite(name, module, Role.CONV, level)
 
 
@@ -350,18 +372,6 @@ def _lora_layers(models: Iterable[nn.Module]) -> Iterator[Any]:
     return (module for model in models for module in model.modules() if hasattr(module, "lora_A"))
 
 
-def _check_lora_kind(name: str, layer: Any) -> None:
-    """Refuse what diffusers or peft put into a layer and `weight_of` does not know; errors as in `unet_sites`."""
-    if not isinstance(getattr(layer, "base_layer", None), nn.Module):
-        return
-    is_lora = hasattr(layer, "lora_A") and not getattr(layer, "lora_variant", None)
-    if not is_lora or any(up.bias is not None for up in layer.lora_B.values()):
-        raise UnsupportedModuleError(
-            f"the UNet's layer {name} must have LoRAs without magnitudes (DoRA) or biases (lora_bias), got others in "
-            f"peft's {type(layer).__module__.rpartition('.')[0]}; unload them"
-        )
-
-
 def base_layer(module: nn.Module) -> Any:
     """The layer within what diffusers' LoRA loader puts around it."""
     inner = getattr(module, "base_layer", module)
@@ -369,10 +379,16 @@ def base_layer(module: nn.Module) -> Any:
 
 
 def _pointwise(name: str, module: nn.Module, level: int) -> LayerSite:
-    bare = base_layer(module)
-    if not isinstance(bare, nn.Linear | nn.Conv2d) or getattr(bare, "kernel_size", (1, 1)) != (1, 1):
+    if getattr(base_layer(module), "kernel_size", (1, 1)) != (1, 1):
         raise _unsupported(name, module)
+    _check_product(name, module)
     return LayerSite(name, module, Role.POINTWISE, level)
+
+
+def _check_product(name: str, module: nn.Module) -> None:
+    """Refuse a linear or convolution that its weight does not tell all about; errors as in `unet_sites`."""
+    if why := why_no_product(bare := base_layer(module)):
+        raise _unsupported(name, bare, why)
 
 
 def _unsupported(name: str, module: nn.Module, why: str = "it has no sparse counterpart") -> UnsupportedModuleError:

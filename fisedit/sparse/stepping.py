@@ -22,6 +22,7 @@ from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
 from fisedit.sparse.feature_cache import CachedFeatures, FeatureOverlay, shifted
 from fisedit.sparse.graph_cache import GraphCache
 from fisedit.sparse.graph_capture import capture_errors, check_replay, state_of, warn_eager
+from fisedit.sparse.layer_changes import foreign_hooks
 from fisedit.sparse.modules import LayerSite, Role
 from fisedit.sparse.row_layout import scatter
 from fisedit.sparse_kernels import ops
@@ -242,7 +243,8 @@ class Graphs:
 
 
 def _state(unet: Any) -> object:
-    return state_of(unet), tuple(map(type, unet.attn_processors.values()))
+    own = id(vars(unet).get("forward")), tuple(map(id, foreign_hooks(unet)))
+    return state_of(unet), tuple(map(type, unet.attn_processors.values())), own
 
 
 def _graphs_setting() -> bool | None:
@@ -261,7 +263,9 @@ def _build_executor(executor: Executor) -> GraphExecutor | str:
 
 
 def _check(unet: Any) -> None:
-    """Refuse what was injected into a UNet: graphs would not see it."""
+    """Refuse what was injected into a UNet, and hooks of the UNet itself: graphs would not see them."""
+    if any(foreign_hooks(unet)):
+        raise UnsupportedModuleError("the UNet has a hook; it runs eagerly")
     for name, module in unet.named_modules():
         if "forward" in vars(module):
             what = f"UNet's layer {name}" if name else "UNet"

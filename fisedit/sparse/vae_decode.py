@@ -175,7 +175,8 @@ def _coarse_blocks(source: RowSource, decoder: Any, count: int, x: Tensor, *_: A
     rows = ops.norm_conv3x3(active, halo, source.kernel_map("conv_in"), source.weight(conv), conv.bias)
     rows = resnet(source, "mid_block.resnets.0", middle.resnets[0], rows)
     for i, (attention, block) in enumerate(zip(middle.attentions, middle.resnets[1:], strict=True)):
-        rows = attention_block(source, f"mid_block.attentions.{i}", attention, rows)
+        if attention is not None:
+            rows = attention_block(source, f"mid_block.attentions.{i}", attention, rows)
         rows = resnet(source, f"mid_block.resnets.{i + 1}", block, rows)
     for i, block in enumerate(decoder.up_blocks[:COARSE_LEVELS]):
         for j, resnet_block in enumerate(block.resnets):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fisedit import Cancelled, Editor, Region
 from fisedit.errors import AdapterError, InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
@@ -249,10 +250,13 @@ def test_a_failure_inside_a_model(editor, expected, place, call):
     name, _, path = place.partition(".")
     before = {key: value.clone() for key, value in pipe.unet.state_dict().items()}
 
-    def burst(*_):
-        raise Boom("inside")
+    broken = getattr(pipe, name).get_submodule(path)
 
-    handle = getattr(pipe, name).get_submodule(path).register_forward_pre_hook(burst)
+    def burst(module, _):
+        if module is broken:
+            raise Boom("inside")
+
+    handle = register_module_forward_pre_hook(burst)
     with pytest.raises(Boom, match="inside"):
         editor.generate(BIRD, **QUICK) if call == "generate" else editor.edit(BIRD, mask=SQUARE, growth=1)
     handle.remove()

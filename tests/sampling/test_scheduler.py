@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -99,6 +101,21 @@ def test_zero_terminal_snr_is_used_or_refused_by_name(scheduler):
             Sampler(config, zero, 4, *PLACE)
     else:
         assert Sampler(config, zero, 4, *PLACE)._scheduler.alphas_cumprod[-1] < 1e-6
+
+
+UNKNOWN = {"sample": ("euler_a", "pndm"), "flow_prediction": ("ddim", "euler", "heun"), "x": SchedulerName}
+
+
+def test_a_prediction_that_a_sampler_does_not_know_is_refused():
+    """diffusers raises in the first step; a name that no sampler knows is one of no model."""
+    config = dict(build_scheduler("ddim").config)
+    for prediction, names in UNKNOWN.items():
+        use = "none does; correct" if prediction == "x" else "use one of .*dpmsolver"
+        for name in names:
+            got = rf"the model's prediction_type {prediction}, got {re.escape(name)}; {use}"
+            with pytest.raises(InputError, match=got):
+                Sampler(config_of(scheduler=name), config | {"prediction_type": prediction}, 4, *PLACE)
+    Sampler(config_of(scheduler="unipc"), config | {"prediction_type": "flow_prediction"}, 4, *PLACE)
 
 
 def test_noise_alone_is_not_told_from_a_picture():

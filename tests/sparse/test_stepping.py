@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from threading import Thread
 from types import SimpleNamespace
 
@@ -18,7 +19,6 @@ from fisedit.masking import drift_check
 from fisedit.models import machine
 from fisedit.sparse import vae_tiles as boxing
 from fisedit.sparse.cost_model import Costs, two_phase_dilation
-from fisedit.sparse.modules import Role
 from fisedit.values import EditMask, MaskSource, Quality
 from tests.support.adapters import lively
 from tests.support.edits import BIRD, CAT, DOG, latents, pixels_outside
@@ -280,8 +280,11 @@ def unusual(unet):
 
 
 def injected(unet):
-    layer = unet.up_blocks[2].attentions[0]
-    layer.forward = lambda *args, **kwargs: type(layer).forward(layer, *args, **kwargs)
+    unet.forward = partial(type(unet).forward, unet)
+
+
+def hooked(unet):
+    unet.register_forward_pre_hook(lambda *_: None)
 
 
 class Mine:
@@ -299,13 +302,14 @@ def processed(unet):
 
 REFUSED = {
     unusual: "the UNet's block mid_block.resnets.1 is unusual and cannot be captured; it runs eagerly",
-    injected: "the UNet's layer up_blocks.2.attentions.0 was injected; it runs eagerly",
+    injected: "the UNet was injected; it runs eagerly",
+    hooked: "the UNet has a hook; it runs eagerly",
     processed: "attn1.processor is a Mine and cannot be captured; it runs eagerly",
 }
 
 
 @pytest.mark.parametrize(
-    "change", [unusual, *(pytest.param(change, marks=pytest.mark.slow) for change in (injected, processed))]
+    "change", [unusual, *(pytest.param(change, marks=pytest.mark.slow) for change in (injected, hooked, processed))]
 )
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(change):
     pipe = build_pipeline("sd15")
@@ -426,9 +430,8 @@ def test_editors_beside_one_another_share_graphs_and_take_turns_in_threads(pipel
 def test_nan_is_found_at_the_end_and_nothing_is_kept(pipelines, monkeypatch):
     editor = Editor(pipelines["shallow"], graphs=True)
     source = editor.generate(CAT, **QUICK)
-    text = next(s for s in editor._engine.executor.sites if s.role is Role.TEXT)
-    broken = type(text.module).forward
-    monkeypatch.setattr(text.module, "forward", lambda x: broken(text.module, x))  # injected: eager
+    unet = editor.pipe.unet
+    monkeypatch.setattr(unet, "forward", partial(type(unet).forward, unet), raising=False)  # injected: eager
     assert "was injected" in editor.edit(DOG, mask=SQUARE).stats.uncaptured
     monkeypatch.undo()
     editor.checkout(source.id)

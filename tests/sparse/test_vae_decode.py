@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers import AutoencoderKL
 
 from fisedit.sparse import vae_decode as decoding
 from fisedit.sparse import vae_tiles as boxing
@@ -27,6 +28,7 @@ from fisedit.sparse_kernels import prepacked, tuning
 from tests.support import oracle
 from tests.support.decodes import decode_into, each_grid, each_size, levels, pixels_of
 from tests.support.grids import grids
+from tests.support.pipelines import build_pipeline
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -191,3 +193,24 @@ def test_a_decode_whose_products_are_widened(pipelines, monkeypatch):
     assert np.abs(levels(source) - levels(plain)).mean() < 2
     assert (levels(edited) == levels(source))[~pixels_of(grid)].all()
     assert apart(edited, changed, grid).mean() < 2 < apart(edited, source, grid).mean()
+
+
+@pytest.mark.usefixtures("far")
+def test_a_decoder_without_attention_is_decoded_so(monkeypatch):
+    """As `mid_block_add_attention` of its config says."""
+    size, grid = (16, 16), grids(16, 16)["square"]
+    monkeypatch.setattr(decoding, "boxes", lambda grid: [Box(0, 0, *size)])
+    monkeypatch.setattr(decoding, "cut", lambda grid, box, level: [box])
+    vae = without_attention()
+    source, record = decode(vae, random_latents(size))
+    latents = random_latents(size, grid)
+    got, _ = decode_into(source, vae, latents, grid, record)
+    assert apart(got, composite(source, decode(vae, latents)[0], grid), grid).max() <= 1
+    assert apart(got, source, grid).max() > 3
+
+
+def without_attention():
+    pipe = build_pipeline("shallow")
+    vae = AutoencoderKL.from_config(dict(pipe.vae.config) | {"mid_block_add_attention": False})
+    vae.load_state_dict(pipe.vae.state_dict(), strict=False)
+    return vae.eval()
