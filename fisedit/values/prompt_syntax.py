@@ -129,9 +129,11 @@ def _unread(prompt: str) -> Iterator[tuple[str, str]]:
     for tag in _TAG.finditer(prompt):
         is_word = tag[1].casefold().startswith("embed")
         yield tag[0], f"is a tag that is not supported; {'write the loaded word alone' if is_word else 'leave it out'}"
+    in_capitals = prompt.isupper()  # then AND is a word like the others
     for pattern, reason in _PATTERNS:
         for found in pattern.finditer(prompt):
-            yield found[0], reason
+            if not (in_capitals and found[0] == "AND"):
+                yield found[0], reason
     yield from _steps_syntax(prompt)
 
 

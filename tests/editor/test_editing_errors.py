@@ -14,6 +14,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -403,24 +404,46 @@ def test_what_another_model_recorded_is_not_read(change):
     assert editor.edit(DOG, mask=SQUARE, growth=1).image.tobytes() == edited.image.tobytes()
 
 
-@pytest.mark.parametrize("when", ["before", "between", "during"])
-def test_a_models_file_that_is_overwritten_changes_no_picture(model, tmp_path, when):
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder)
-    file = next((folder / "unet").glob("*.safetensors"))
-
+def overwriting(file):
     def overwrite(*_):
         with file.open("r+b") as opened:
             opened.seek(-4096, 2)
             opened.write(bytes(4096))
 
+    return overwrite
+
+
+@pytest.fixture
+def own_model(model, tmp_path):
+    """A copy of the model, and what overwrites a part of the UNet's file in place."""
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    return folder, overwriting(next((folder / "unet").glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("when", ["before", "between", "during"])
+def test_a_models_file_that_is_overwritten_changes_no_picture(own_model, when):
+    """Weights are copies of the file's pages."""
+    folder, overwrite = own_model
     editor = Editor.from_pretrained(folder, device="cpu", dtype="fp32")
+    expected = Editor.from_pretrained(folder, device="cpu", dtype="fp32").generate(DOG, **QUICK).image.tobytes()
     if when == "between":
         editor.generate(CAT, **QUICK)
     if when != "during":
         overwrite()
+    made = editor.generate(DOG, **QUICK, on_step=overwrite if when == "during" else None)
+    assert made.image.tobytes() == expected
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_a_file_that_a_pipeline_of_ones_own_is_mapped_from_is_not_overwritten_unseen(own_model, during):
+    folder, overwrite = own_model
+    editor = Editor(StableDiffusionPipeline.from_pretrained(folder, safety_checker=None))
+    editor.generate(CAT, **QUICK)
+    if not during:
+        overwrite()
     with pytest.raises(ModelError, match="was written to while its model is open; load the model again"):
-        editor.generate(DOG, **QUICK, on_step=overwrite if when == "during" else None)
+        editor.generate(DOG, **QUICK, on_step=overwrite if during else None)
 
 
 def test_a_part_that_was_taken_out_is_told():

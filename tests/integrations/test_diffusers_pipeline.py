@@ -131,7 +131,7 @@ def test_a_scheduler_of_diffusers_is_known_by_its_class_and_settings(scheduler, 
         (PNDMScheduler(skip_prk_steps=False), "runs with none of these, got skip_prk_steps=False; set it otherwise"),
         (
             DPMSolverMultistepScheduler(algorithm_type="dpmsolver", final_sigmas_type="sigma_min"),
-            "runs with karras, sde, got algorithm_type=dpmsolver",
+            "runs with exponential, karras, sde, got algorithm_type=dpmsolver",
         ),
     ],
 )

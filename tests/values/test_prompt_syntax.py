@@ -124,6 +124,7 @@ def test_what_no_text_encoder_reads_is_refused_by_name(prompt, named):
         "a <cat-toy> <|startoftext|> a < b > c : d",
         "sand and SAND, COMMAND; ANDROID {cat} __ ____ snake_case __init",
         "[a:b] (a|b) [a (b|c) d]",
+        "A CAT AND A CAKE",
         "",
     ],
 )
