@@ -29,6 +29,7 @@ ELSEWHERE = {
     "test_docs_site": "the documents as a site",
     "test_imports": "the order of the packages",
     "test_layout": "this file",
+    "test_language": "docstrings, by tools/check_language.py",
     "test_notebooks": "the notebooks",
     "test_readme": "the code in the documents",
     "test_reliability": "the table in docs/reliability.md",

@@ -1,0 +1,56 @@
+"""Docstrings are plain English, by the check that `make style` runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def check():
+    spec = importlib.util.spec_from_file_location("check_language", ROOT / "tools/check_language.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.check
+
+
+def function(text: str) -> str:
+    return f'def f(x):\n    """{text}"""\n'
+
+
+LONG = " ".join(["word"] * 26)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fault"),
+    [
+        ("What it does.", 2, "begin with a verb or a noun, got 'What'"),
+        ("Whether it is.", 2, "got 'Whether'"),
+        ("Return it.\n\n    Args:\n        x: of the model.\n    ", 5, "an argument must be described by a noun"),
+        ("Return it.\n\n    Args:\n        x: A number.\n        y: That is used.\n    ", 6, "got 'That is used.'"),
+        (f"{LONG}.", 2, "at most 25 words, got 26"),
+        (f"Short.\n\n    {LONG}.\n    ", 2, "got 26"),
+    ],
+)
+def test_a_fault_is_found(check, text, line, fault):
+    ((at, found),) = check(function(text))
+    assert at == line and fault in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Return what it is.",
+        "The plan of an edit.",
+        f"Some {LONG[:-10]}. Some {LONG[:-10]}.",
+        "Return it.\n\n    Args:\n        x: The part of a model.\n\n    Returns:\n        Of the model, a part.\n    ",
+        "- one\n    - two",
+        "",
+    ],
+)
+def test_plain_english_is_left(check, text):
+    assert not list(check(function(text)))
