@@ -1,9 +1,9 @@
 """The blocks of a UNet on active rows: ResNet block, transformer, resamplers, up block and outer convs.
 
-Each is written once, over a `RowSource` that says where recorded rows come from: `CachedRows` reads them at a plan's
-exact sizes, `StaticRows` from the padded buffers of a captured graph. diffusers' own `UNet2DConditionModel.forward`
-runs, with these blocks injected whole; between them a feature map is [B, C, R, 1], the active rows where pixels stood.
-Knows nothing about steps, samplers or masks.
+Each is written once, over a `RowSource` that says where recorded rows come from. `CachedRows` reads them at a plan's
+exact sizes. `StaticRows` reads them from the padded buffers of a captured graph. diffusers' own
+`UNet2DConditionModel.forward` runs, with these blocks injected whole. Between them a feature map is [B, C, R, 1]: the
+active rows stand in place of pixels. Knows nothing about steps, samplers or masks.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def resnet(source: RowSource, name: str, block: Any, rows: Rows, embedding: Tens
     """A ResNet block: norm, SiLU and conv, twice, with the time between them if there is one, and the shortcut.
 
     Args:
-        source: of recorded rows.
-        name: of the block.
+        source: The source of recorded rows.
+        name: The name of the block.
         block: a `ResnetBlock2D`.
         rows: [B, R, C_in].
-        embedding: of the time [B, E]; None in an autoencoder.
+        embedding: The time embedding [B, E]; None in an autoencoder.
 
     Returns:
         [B, R, C_out].
@@ -70,8 +70,8 @@ def transformer(source: RowSource, name: str, model: Any, rows: Tensor, text: Te
     """A transformer model: a norm, a linear layer, transformer blocks, a linear layer and the residual.
 
     Args:
-        source: of recorded rows.
-        name: of the model.
+        source: The source of recorded rows.
+        name: The name of the model.
         model: a `Transformer2DModel`.
         rows: [B, R, C].
         text: embeddings [B, T, D].
@@ -97,8 +97,8 @@ def transformer_block(
     """Self-attention, cross-attention and a feed-forward, each behind a layer norm and with a residual.
 
     Args:
-        source: of recorded rows.
-        name: of the block.
+        source: The source of recorded rows.
+        name: The name of the block.
         block: a `BasicTransformerBlock`.
         x: rows [B, R, C].
         text: embeddings [B, T, D].
@@ -130,9 +130,9 @@ def attention_block(source: RowSource, name: str, attention: Any, rows: Tensor) 
     """Self-attention behind a group norm with a residual: the attention of an autoencoder.
 
     Args:
-        source: of recorded rows.
-        name: of the attention.
-        attention: of an autoencoder's middle block.
+        source: The source of recorded rows.
+        name: The name of the attention.
+        attention: The attention of an autoencoder's middle block.
         rows: [B, R, C].
 
     Returns:
@@ -172,8 +172,8 @@ def resampler(source: RowSource, name: str, module: Any, rows: Tensor) -> Tensor
     """The conv of a downsampler, or interpolation and conv of an upsampler in one kernel map.
 
     Args:
-        source: of recorded rows.
-        name: of the resampler.
+        source: The source of recorded rows.
+        name: The name of the resampler.
         module: a `Downsample2D` or `Upsample2D`.
         rows: [B, R, C].
 
@@ -191,12 +191,12 @@ def up_block(
     """An up block of the UNet.
 
     Args:
-        source: of recorded rows.
-        name: of the block.
+        source: The source of recorded rows.
+        name: The name of the block.
         block: an `UpBlock2D` or `CrossAttnUpBlock2D`.
         rows: [B, R, C].
         skipped: rows [B, R, C_i] of the down blocks' outputs, read last to first; emptied.
-        embedding: of the time [B, E].
+        embedding: The time embedding [B, E].
         text: embeddings [B, T, D].
 
     Returns:
@@ -246,8 +246,8 @@ class EncoderBlocks:
     """The blocks of a UNet, or of a network that has the form of its first half, as they are injected.
 
     Args:
-        network: whose modules get other forwards.
-        prefix: of the names of its sites.
+        network: The network whose modules get other forwards.
+        prefix: The prefix of the names of its sites.
     """
 
     def __init__(self, network: Any, prefix: str = "") -> None:
@@ -265,7 +265,7 @@ class UNetBlocks(EncoderBlocks):
     """A UNet's blocks as they are injected.
 
     Args:
-        unet: whose modules get other forwards.
+        unet: The model whose modules get other forwards.
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
@@ -276,7 +276,7 @@ class UNetBlocks(EncoderBlocks):
         """See `EncoderBlocks.replacements`.
 
         Args:
-            source: of rows.
+            source: The source of rows.
             by_layer: the layers of up blocks get other forwards, and diffusers' own blocks call them, so that what is
                 injected between them is called too.
         """
@@ -363,4 +363,4 @@ FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
 """Block -> its forward on maps [B, C, R, 1]."""
 
 LAYERS_OF_BLOCKS = (ResnetBlock2D, Transformer2DModel, Upsample2D)
-"""What up blocks consist of."""
+"""The types of layer that up blocks consist of."""

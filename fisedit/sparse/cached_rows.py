@@ -1,7 +1,7 @@
 """Rows of an eager sparse evaluation: recorded features at a plan's exact sizes, and the overlay that is written.
 
-GroupNorm is exact: group statistics of the recorded map, less the recorded active rows, plus the new ones, are those of
-the mixed map in O(active). Knows nothing about blocks, samplers or prompts.
+GroupNorm is exact. The group statistics of the recorded map, less the recorded active rows, plus the new ones, are
+those of the mixed map. They cost O(active). Knows nothing about blocks, samplers or prompts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CachedRows:
         sites: the UNet's, by name.
         overlay: an empty one over the step that is read, with the plan whose active rows are computed; it is filled.
         text_keys: keys and values of every cross-attention, by site name.
-        weights: of layers that have LoRAs.
+        weights: The weights of layers that have LoRAs.
         inject_attention: the last branch attends as the source did, where the source's queries were recorded
             (prompt-to-prompt, arXiv 2208.01626).
         cross_keys: what cross-attentions read beside the text, by name; None for nothing.
@@ -187,7 +187,7 @@ class CachedRows:
             self.overlay.maps[name] = query[-1:].clone()
 
     def projections(self, name: str) -> list[Replacement]:
-        """What is injected into the projections of the attention `name`, which has a processor of its own."""
+        """Return the replacements for the projections of the attention `name`, which has a processor of its own."""
         found: list[Replacement] = []
         for site in (self._sites[f"{name}.{to}"] for to in ("to_q", "to_k", "to_v")):
             forward = {Role.QUERY: self._project_query, Role.TOKENS: self._project_tokens}.get(site.role)

@@ -28,9 +28,10 @@ MAX_CORRECTION = 60.0
 """Grey levels of 255 by which a pixel is corrected at most: a larger difference is a cut through an object."""
 
 VISIBLE_CHANGE = 24.0
-"""Grey levels of 255 in any channel from which a pixel of the decoder's picture shows the edit. Over 36 edits of the
-demo model, half of them of drawn scenes, seams were 1.06 and 1.26 times the dense edit's (median), for 1.3 and 1.5
-without a rim; with 16 levels 1.04 and 1.27, and rims half as large again."""
+"""The change in grey levels of 255, in any channel, from which a pixel of the decoder's picture shows the edit.
+
+Measured over 36 edits of the demo model, half of them of drawn scenes. Seams were 1.06 and 1.26 times the dense edit's
+(median), for 1.3 and 1.5 without a rim. They were 1.04 and 1.27 with 16 levels, and rims half as large again."""
 
 
 def find_rim(decoded: Image.Image, edited: Image.Image, grid: BoolGrid) -> BoolGrid:
@@ -69,8 +70,8 @@ def composite(
     changed.
 
     Args:
-        source: of the size 8h x 8w pixels.
-        edited: of the same size, decoded a pixel beyond the mask and its rim at least.
+        source: The source's picture, 8h x 8w pixels.
+        edited: The edited picture of the same size, decoded a pixel beyond the mask and its rim at least.
         grid: booleans [h, w] of latent cells, the mask.
         rim: booleans [h, w], cells beside it that the edited picture replaces too, or None.
         decoded: the source as its latents are decoded, which a rim needs.
@@ -97,7 +98,7 @@ def mix(source: Image.Image, painted: Image.Image, shares: NDArray[np.uint8]) ->
 
     Args:
         source: RGB.
-        painted: of the same size.
+        painted: The painted picture, RGB, of the same size.
         shares: uint8 [H, W], 255 for all of the painted one.
     """
     old = _levels(source)

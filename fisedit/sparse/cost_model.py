@@ -1,10 +1,10 @@
-"""What an edit will cost, from layer sites and a mask: active rows, multiply-accumulates, seconds, and when dense is
-cheaper.
+"""The predicted cost of an edit, from layer sites and a mask.
 
+A cost is active rows, multiply-accumulates and seconds, and whether a dense run is cheaper.
 MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
 activations count nothing, as in torch's FlopCounterMode. Seconds come from this machine's measured table
-(`fisedit.sparse.cost_table`); without one a step's time is counted in multiply-accumulates, by the constants below,
-which decides between schedules and predicts no seconds. Runs nothing, and knows neither samplers nor adapters.
+(`fisedit.sparse.cost_table`). Without one a step's time is counted in multiply-accumulates, by the constants below.
+That decides between schedules and predicts no seconds. Runs nothing, and knows neither samplers nor adapters.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 DILATION_PAIRS = ((2, 1), (3, 2), (4, 3), (5, 5))
-"""Latent cells computed beyond the mask, in the first and the second half of the steps; each pair comes nearer to the
-dense edit than those before it. With the first, one edit in ten becomes another picture: of 48 swaps (128 px model,
-development seeds 300 and 400) the 10th percentile is 26 dB and the worst 17, with the second pair 29 and 20. At 4 and
-8 steps the order is the same.
+"""Latent cells computed beyond the mask, in the first and the second half of the steps.
+
+Each pair comes nearer to the dense edit than those before it. With the first, one edit in ten becomes another picture.
+Over 48 swaps (128 px model, development seeds 300 and 400) its 10th percentile is 26 dB and its worst 17. The second
+pair has 29 and 20. At 4 and 8 steps the order is the same.
 
 Nearer than all of them comes a single cell with dense steps in between, which find what changes outside the mask: 31
-and 26 dB. One dense step alone is worse than none, as what it found no longer holds at the last steps; and neither the
-drift at a mask's rim nor how far a dense step is from a sparse one told which edits need them."""
+and 26 dB. One dense step alone is worse than none, as what it found no longer holds at the last steps. Two measures
+were tried to tell which edits need dense steps, and neither did. They are the drift at a mask's rim, and the distance
+between a dense step and a sparse one."""
 
 DENSE_STEP_SHARE = 0.2
 """Share of the steps that run dense, where some do: of 25 steps 5. The first of all is one, as the early steps decide
@@ -45,21 +47,23 @@ what an edit makes of a place. With 4 of them, edits in our own masks come near 
 percentile; 7 bring a decibel more for a tenth of the time."""
 
 DENSE_STEP_EXPONENT = 1.4
-"""How much closer the earlier ones lie: they are where the k-th of n equal parts begins, k / n to this power."""
+"""The exponent by which dense steps lie closer early on. They are where the k-th of n equal parts begins, k / n to this
+power."""
 
 FIRST_SCHEDULE = {Quality.FAST: 0, Quality.BALANCED: 1, Quality.CLOSE: -1}
 """Quality -> index of the schedule that is taken: one of the pairs, or behind them the one with dense steps."""
 
 MAX_TIME_RATIO = 1.1
-"""How many times its time a nearer one may take that is taken instead."""
+"""The largest ratio of times at which a schedule nearer to the dense edit is taken instead."""
 
 FIXED_MACS = {"cpu": 10e9, "cuda": 165e9}
-"""Device -> what a step takes whatever it computes, in multiply-accumulates of its time, where there is no table.
+"""Device -> the fixed cost of a step, in multiply-accumulates of its time, where there is no table.
 
-On two Zen 5 cores 50 ms, measured, for calls and for reading weights: nearly all of a small model's step, and little of
-Stable Diffusion's. Of a captured step on a GPU an estimate, as none was measured yet: the floor of a step at 5 %, which
-is 1.3 ms, is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a step's own are 50e9. The rest is
-1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a CPU."""
+On two Zen 5 cores it is 50 ms, measured, for calls and for reading weights. That is nearly all of a small model's
+step, and little of Stable Diffusion's. The cost of a captured step on a GPU is an estimate, as none was measured yet.
+The floor of a step at 5 % is 1.3 ms. That is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a
+step's own are 50e9. The rest is 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a
+CPU."""
 
 BREAK_EVEN_SECONDS = 0.95
 """Share of a dense run's predicted seconds from which an edit runs dense, which is exact and costs hardly more."""
@@ -67,9 +71,9 @@ BREAK_EVEN_SECONDS = 0.95
 BREAK_EVEN_MACS = 0.78
 """Share of a dense step's multiply-accumulates from which an edit runs dense, where there is no table.
 
-In bf16 at 512 px a sparse step was 1.4 times faster than a dense one at 66 % in uneven blobs, 1.2 at 77 % in a square
-and as fast at 79 % in blobs on two Zen 5 cores; 1.2 at 78 %, 1.1 at 83 % and as fast at 90 % on two Xeon cores without
-AMX."""
+Speedups of a sparse step over a dense one were measured in bf16 at 512 px. Two Zen 5 cores gave 1.4 at 66 % in
+uneven blobs. They gave 1.2 at 77 % in a square and 1 at 79 % in blobs. Two Xeon cores without AMX gave 1.2 at 78 %, 1.1
+at 83 % and 1 at 90 %."""
 
 
 def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, ...]:
@@ -79,7 +83,7 @@ def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) ->
         first: latent cells computed beyond the mask in the first phase.
         then: latent cells in the second one.
         steps: N.
-        share: of the steps in the first phase, rounded up; in [0, 1].
+        share: The share of the steps in the first phase, rounded up; in [0, 1].
     """
     num_early = ceil(share * steps)
     return (first,) * num_early + (then,) * (steps - num_early)
@@ -91,7 +95,7 @@ def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STE
     Args:
         steps: N.
         start: the first step to run, which is dense.
-        share: of the steps to run that are dense, rounded up; in [0, 1].
+        share: The share of the steps to run that are dense, rounded up; in [0, 1].
     """
     left = steps - start
     count = ceil(round(share * left, 6))  # 7 / 25 of 25 is 7
@@ -100,7 +104,7 @@ def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STE
 
 
 def fixed_macs(device: torch.device) -> float:
-    """What a step takes on a device whatever it computes, in multiply-accumulates of its time (see `FIXED_MACS`)."""
+    """The fixed cost of a step on a device, in multiply-accumulates of its time (see `FIXED_MACS`)."""
     return FIXED_MACS.get(device.type, FIXED_MACS["cpu"])
 
 
@@ -109,8 +113,8 @@ class CostedLayers:
     """The layers that costs are counted of.
 
     Args:
-        sites: of the UNet.
-        vae: whose decoder runs at the end.
+        sites: The sites of the UNet.
+        vae: The autoencoder whose decoder runs at the end.
         grids: (height, width) of every level, finest first.
         tokens: T.
     """
@@ -125,7 +129,7 @@ class Costs:
     """Costs of a run's steps and decode.
 
     Args:
-        layers: of the UNet and the decoder.
+        layers: The layers of the UNet and the decoder.
         steps: N.
         batch: B, the branches of one evaluation.
         device: where it runs.
@@ -227,8 +231,10 @@ class Costs:
         quality: Quality = Quality.BALANCED,
         plain: bool = False,
     ) -> tuple[int, ...]:
-        """Choose the dilation of every step: of those that take at most `MAX_TIME_RATIO` of the time of the first that
-        has the quality, that which comes nearest to a dense run.
+        """Choose the dilation of every step.
+
+        The schedules weighed take at most `MAX_TIME_RATIO` of the time of the first one that has the quality. Of these,
+        the one nearest to a dense run is taken.
 
         Args:
             mask: booleans [h, w], or its cells by step.
@@ -287,7 +293,7 @@ class Costs:
         return 0.0 if self._table is None else self._step_time(grid, widest, shifted=False)
 
     def _decode_seconds(self, table: CostTable, grid: BoolGrid | None) -> float:
-        """Of a decode: of the mask's boxes, or of the whole picture without one."""
+        """Return the time of a decode: of the mask's boxes, or of the whole picture without one."""
         frame = frame_areas(self.sizes[0])
         areas = frame if grid is None else box_areas(grid)
         if areas != frame and table.keys_of("decode sparse"):
@@ -297,7 +303,7 @@ class Costs:
         return whole * min(1.0, areas[-1][1] / frame[-1][1])
 
     def _time(self, cells: ActiveCells, dilation: Sequence[int], start: int) -> float:
-        """Of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
+        """Return the time of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
         first = next((i for i in range(start, len(dilation)) if dilation[i] == DENSE_STEP), len(dilation))
         return sum(
             count * self._step_time(cells.at(i), dilation[i], shifted=i > first)
@@ -305,7 +311,10 @@ class Costs:
         )
 
     def _step_time(self, grid: BoolGrid, dilation: int, *, shifted: bool) -> float:
-        """Of one step, in seconds, or in multiply-accumulates without a table; `shifted` behind a dense one."""
+        """Return the time of one step, in seconds, or in multiply-accumulates without a table.
+
+        The step is `shifted` behind a dense one.
+        """
         table = self._table
         if dilation == DENSE_STEP:
             return self._dense_time() + (table.sum("edit", {"shift": float(self.sizes[0])}) if table else 0.0)
@@ -323,7 +332,7 @@ class Costs:
         return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
 
     def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[int], start: int = 0) -> str:
-        """Why a mask is too large to be worth a sparse run, or "".
+        """Return the reason why a mask is too large to be worth a sparse run, or "".
 
         Args:
             mask: booleans [h, w], or its cells by step.
@@ -373,7 +382,7 @@ def steps_alike(
     """One of the steps that compute the same cells, and how many there are, of every kind.
 
     Args:
-        cells: of the edit, by step.
+        cells: The active cells of the edit, by step.
         dilation: latent cells computed beyond them at every step.
         start: the first step to run.
         first_dense: those behind this one are kinds of their own; None where that does not matter.

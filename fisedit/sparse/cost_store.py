@@ -31,10 +31,10 @@ _SHAPE_KEYS = (
     "norm_num_groups",
     "time_cond_proj_dim",
 )
-"""What of a part's configuration decides how long its layers take."""
+"""The keys of a part's configuration that decide how long its layers take."""
 
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a file that holds no table raises."""
+"""The errors that a file that holds no table raises."""
 
 
 def folder() -> Path | None:
@@ -43,7 +43,7 @@ def folder() -> Path | None:
 
 
 def describe(pipe: StableDiffusionPipeline) -> dict[str, Any]:
-    """What a table holds for: machine, torch, architecture and dtype, ready for JSON.
+    """Describe the setting that a table holds for: machine, torch, architecture and dtype, ready for JSON.
 
     Args:
         pipe: the model.
@@ -59,7 +59,7 @@ def table_path(about: dict[str, Any]) -> Path | None:
     """The file of a table, or None where tables are switched off.
 
     Args:
-        about: of `describe`.
+        about: The description, from `describe`.
     """
     directory = folder()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
 """A table of measured seconds: layers by kind, level and run, over the work that a call does. Pure values.
 
-A run is what layers are called in: "dense" and "sparse" steps, "shifted" ones that read features shifted by a dense
-step, "decode dense" and "decode sparse", and "edit" for what an edit does beside them. Work is rows of all items for a
-layer, and rows times keys for self-attention.
+A run is what layers are called in. "dense" and "sparse" are steps, and "shifted" ones read features shifted by a dense
+step. "decode dense" and "decode sparse" are decodes, and "edit" is what an edit does beside them. Work is rows of all
+items for a layer, and rows times keys for self-attention.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 VERSION = 2
-"""Of the table's JSON; another one is measured anew."""
+"""The version of the table's JSON; another one is measured anew."""
 
 SAME_WORK_RATIO = 1.1
 """Works that differ by less than this factor are one point."""
 
 MAX_NUMBER = 1e15
-"""Of seconds, work and bytes in a table's file."""
+"""The upper bound on seconds, work and bytes in a table's file."""
 
 Key = tuple[str, str, int]
 """(run, kind of layer, level)."""
@@ -43,7 +43,7 @@ class Curve:
     def at(self, work: float) -> float:
         """Seconds of so much work, at least 0.
 
-        Below the first point and beyond the last one the line through the nearest two goes on, never falling; a single
+        Below the first point and beyond the last one the line through the nearest two goes on, never falling. A single
         point is taken for proportional beyond it, and for constant below.
 
         Args:
@@ -82,7 +82,7 @@ def fit(points: Iterable[tuple[float, float]]) -> Curve:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """What one machine takes for the layers of one architecture.
+    """The time that one machine takes for the layers of one architecture.
 
     Args:
         curves: (run, kind, level) -> seconds over work, of all such layers of a run together.
@@ -180,8 +180,8 @@ def step_work(kind: str, level: int, rows: Sequence[int], sizes: Sequence[int], 
     """The work of a step's layers of one kind and level.
 
     Args:
-        kind: of layer.
-        level: of their map, `NO_MAP` for the finest.
+        kind: The kind of layer.
+        level: The level of their map, `NO_MAP` for the finest.
         rows: computed at each level, finest first.
         sizes: positions of each level.
         batch: items.
@@ -201,8 +201,8 @@ class Measurements:
 
         Args:
             key: (run, kind, level).
-            work: that was done.
-            seconds: that it took.
+            work: The work that was done, in rows, or rows times keys.
+            seconds: The time that it took, in seconds.
         """
         self._points[key].append((work, seconds))
 

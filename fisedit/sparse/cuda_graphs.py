@@ -1,8 +1,8 @@
 """Edits by captured graphs: one graph for every (bucket, batch, size), made on first use, replayed over all steps.
 
-What a step reads of its source is gathered when the mask is known (see `packed_features`) and copied into the graph's
-buffers before each replay (see `prefetch`). In the loop nothing is allocated and the host waits for nothing. Knows no
-samplers.
+The features that a step reads of its source are gathered when the mask is known (see `packed_features`). They are
+copied into the graph's buffers before each replay (see `prefetch`). In the loop nothing is allocated and the host waits
+for nothing. Knows no samplers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ MAX_GRAPHS = 16
 
 @dataclass(eq=False)
 class CachedGraph:
-    """A captured graph, its buffers, the UNet whose packed weights it reads, the mark of the edit whose tables are in
-    the buffers, and whether a replay of it was compared with an eager step."""
+    """A captured graph, its buffers, and the UNet whose packed weights it reads.
+
+    It also holds the mark of the edit whose tables are in the buffers. `verified` is true once a replay of it was
+    compared with an eager step.
+    """
 
     buffers: Buffers
     captured: Captured
@@ -55,10 +58,10 @@ class GraphExecutor:
     """Captured graphs of one UNet; editors may share them and take turns.
 
     Args:
-        executor: of the UNet.
-        quantised: "int8" or "fp8" for recorded keys and values in a byte a number, which halves what a step reads and
-            changes results a little (see `operands.quantise`), "" for as they were recorded; None for what
-            FISEDIT_CODED says, or else "".
+        executor: The executor of the UNet.
+        quantised: The type of recorded keys and values: "int8" or "fp8" for a byte a number, "" for as they were
+            recorded. A byte a number halves what a step reads and changes results a little (see `operands.quantise`).
+            None for what FISEDIT_CODED says, or else "".
 
     Raises:
         UnsupportedModuleError: the UNet has a block that graphs cannot run.
@@ -86,7 +89,7 @@ class GraphExecutor:
         """Get ready to replay some steps of a source under one plan for each of E edits.
 
         Args:
-            plans: of one size, on the model's device.
+            plans: The plans of one size, one for each edit, on the model's device.
             steps: what the source's steps recorded, S branches each.
             text: embeddings [S * E, T, D], branch by branch.
             budget: bytes of features that may stay on the device (see `prefetch`); None is no limit.
@@ -145,7 +148,7 @@ class GraphEdit:
 
     @property
     def verified(self) -> bool:
-        """Whether a replay of the graph was compared with an eager step."""
+        """Return whether a replay of the graph was compared with an eager step."""
         return self._graph.verified
 
     @verified.setter
@@ -202,7 +205,7 @@ class GraphEdit:
 
     @cached_property
     def _overlay_views(self) -> list[list[tuple[str, str, PackedView]]]:
-        """For every edit what its overlays hold, and where: of queries the last branch's alone."""
+        """Return for every edit what its overlays hold, and where: of queries the last branch's alone."""
         each, queries = len(self._plans), {site.name for site in self._executor.sites if site.role is Role.QUERY}
         found: list[list[tuple[str, str, PackedView]]] = [[] for _ in self._plans]
         for name, view in self._graph.packer.views.items():

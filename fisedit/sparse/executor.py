@@ -54,7 +54,7 @@ class ExtraSite(LayerSite, ABC):
 
 @dataclass(frozen=True, eq=False)
 class UNetInputs:
-    """What a UNet gets in an evaluation.
+    """The inputs of a UNet evaluation.
 
     Args:
         latents: [B, 4, h, w], scaled for the model.
@@ -70,8 +70,10 @@ class UNetInputs:
 
 
 class SideNetwork(Protocol):
-    """A network that has the form of the UNet's first half and is evaluated before it; what it gives is added to the
-    UNet's maps, as diffusers' ControlNets are."""
+    """A network that has the form of the UNet's first half and is evaluated before it.
+
+    Its outputs are added to the UNet's maps, as those of diffusers' ControlNets are.
+    """
 
     @property
     def model(self) -> nn.Module:
@@ -87,7 +89,7 @@ class SideNetwork(Protocol):
 
     @property
     def levels(self) -> Sequence[int]:
-        """Of the maps that it gives, the middle's last."""
+        """The levels of the maps that it gives, the middle's last."""
 
     def inputs(self, take: TakeMap) -> list[Replacement]:
         """Modules that give what was computed before the first step; argument as in `ExtraLayers.residuals`."""
@@ -100,11 +102,11 @@ class SideNetwork(Protocol):
 
 
 class ExtraLayers(Protocol):
-    """What is added to a UNet for an evaluation, such as reference adapters and control networks."""
+    """The layers that are added to a UNet for an evaluation, such as reference adapters and control networks."""
 
     @property
     def inside_blocks(self) -> bool:
-        """Whether some are called between the layers of the UNet's blocks."""
+        """Return whether some are called between the layers of the UNet's blocks."""
 
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
         """The added layers that see positions."""
@@ -113,7 +115,7 @@ class ExtraLayers(Protocol):
         """A context in which a UNet's forward calls them, for a batch of B items; `take` as in `residuals`."""
 
     def cross_keys(self, batch: int) -> Mapping[str, Sequence[CrossKeys]]:
-        """What cross-attentions read beside the text, by name, for a batch of B items."""
+        """Return what cross-attentions read beside the text, by name, for a batch of B items."""
 
     def networks(self) -> Sequence[SideNetwork]:
         """Networks beside the UNet."""
@@ -122,7 +124,7 @@ class ExtraLayers(Protocol):
         """Constant maps that diffusers' `UNet2DConditionModel.forward` adds to its own, by its names of them.
 
         Args:
-            take: of a map [B, C, H, W] and its level, what the evaluation sees: all of it, or the active rows.
+            take: Takes from a map [B, C, H, W] and its level what the evaluation sees: all of it, or the active rows.
         """
 
 
@@ -138,7 +140,7 @@ class Executor:
     """
 
     rows: type[CachedRows] = CachedRows
-    """Where sparse evaluations read rows."""
+    """The row source of sparse evaluations."""
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
         check_layers(unet, "UNet")
@@ -210,7 +212,7 @@ class Executor:
         """One dense evaluation that records nothing.
 
         Args:
-            inputs: of the UNet.
+            inputs: The inputs of the UNet.
             extra_layers: what is added to it, or None.
 
         Returns:
@@ -342,7 +344,7 @@ def _run_network(network: SideNetwork, replacements: Sequence[Replacement], inpu
 
 
 def is_recorded(sites: Sequence[LayerSite], step: ReadFeatures) -> bool:
-    """Whether a step's features hold those of a network's sites."""
+    """Return whether a step's features hold those of a network's sites."""
     return any(site.name in step for site in sites if site.role is Role.NORM_HALO)
 
 
@@ -355,7 +357,7 @@ def apply_guidance(prediction: Tensor, scale: float | None) -> Tensor:
 
     Args:
         prediction: [2 * E, ...], all items without the prompt, then all with it; [E, ...] without a scale.
-        scale: of the guidance, or None for a prediction of one branch.
+        scale: The guidance scale, or None for a prediction of one branch.
 
     Returns:
         [E, ...].
@@ -373,7 +375,7 @@ def mask_queries(sites: tuple[LayerSite, ...], sizes: tuple[int, ...], limit: in
     Args:
         sites: the UNet's.
         sizes: positions of each level, finest first.
-        limit: of positions.
+        limit: The largest number of positions.
     """
     allowed = [size for size in sizes if size <= limit] or [min(sizes)]
     levels = {i for i, size in enumerate(sizes) if max(allowed) // 4 <= size <= max(allowed)}

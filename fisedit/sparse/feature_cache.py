@@ -1,5 +1,6 @@
-"""Recorded features: what a step of a source left behind, and what edits lay over it: copy-on-write overlays of their
-rows, and shifts of everything else.
+"""Recorded features of a source's steps, and what edits lay over them.
+
+Edits lay copy-on-write overlays of their rows over a step, and shifts of everything else.
 
 Knows sites, rows and positions; knows nothing about prompts or samplers. Maps are [B, H * W, C]; see
 `fisedit.values` for the legend.
@@ -29,9 +30,9 @@ class PagedMaps(MutableMapping[str, RecordedMap]):
 
     Args:
         load: brings a step's maps into memory.
-        step: whose maps they are.
-        names: of the maps.
-        nbytes: that they take in memory.
+        step: The step whose maps they are.
+        names: The names of the maps.
+        nbytes: The bytes that they take in memory.
     """
 
     def __init__(self, load: Callable[[Any], dict[str, Any]], step: object, names: Iterable[str], nbytes: int) -> None:
@@ -51,7 +52,7 @@ class PagedMaps(MutableMapping[str, RecordedMap]):
         del self._loaded()[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a map; nothing is read."""
+        """Return whether there is a map; nothing is read."""
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
@@ -59,7 +60,7 @@ class PagedMaps(MutableMapping[str, RecordedMap]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        """How many maps there are."""
+        """Return the number of maps."""
         return len(self._names)
 
     def _loaded(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class StepFeatures:
 
         Args:
             key: site name.
-            level: of the map; overlays need it.
+            level: The level of the map; overlays need it.
             positions: int64 [P], flat.
 
         Returns:
@@ -113,7 +114,7 @@ class StepFeatures:
 
         Args:
             key: name of a site whose map is not joined.
-            level: of the map; overlays need it.
+            level: The level of the map; overlays need it.
 
         Returns:
             [B, H * W, C], a fresh tensor that the caller may write to; the scales [C], or None for 1.
@@ -154,7 +155,7 @@ class StepFeatures:
         return _each_tensor(self.maps[key], lambda tensor: tensor.to(device, non_blocking=True))
 
     def __contains__(self, key: str) -> bool:
-        """Whether a map of that name was recorded."""
+        """Return whether a map of that name was recorded."""
         return key in self.maps
 
     @property
@@ -177,8 +178,11 @@ def _each_tensor(found: RecordedMap, change: Callable[[Tensor], Tensor]) -> Reco
 
 @dataclass(eq=False)
 class FeatureOverlay:
-    """What an edit changed of its parent's step: rows at the plan's active positions, and group statistics of the large
-    mixed maps; `share` edits are in the same memory."""
+    """The copy-on-write overlay of an edit over its parent's step.
+
+    It holds rows at the plan's active positions, and group statistics of the large mixed maps. `share` edits are in the
+    same memory.
+    """
 
     parent: ReadFeatures
     plan: SparsePlan
@@ -203,7 +207,7 @@ class FeatureOverlay:
         return integers.index_copy_(1, self.plan.levels[level].active, in_units(rows, scales)), scales
 
     def __contains__(self, key: str) -> bool:
-        """Whether a map of that name was recorded."""
+        """Return whether a map of that name was recorded."""
         return key in self.maps
 
     @property
@@ -214,7 +218,7 @@ class FeatureOverlay:
 
 @dataclass(frozen=True, eq=False)
 class FeatureDelta:
-    """What a dense step of an edit found changed, all over the picture, against its source's step.
+    """The changes that a dense step of an edit found, all over the picture, against its source's step.
 
     Args:
         maps: site name -> [B, H * W, C].
@@ -242,8 +246,10 @@ class FeatureDelta:
 
 @dataclass(frozen=True, eq=False)
 class ShiftedFeatures:
-    """A source's step as an edit would have left it outside its mask: what the edit's last dense step found changed
-    there is added, as from one step to the next it changes little."""
+    """A source's step as an edit would have left it outside its mask.
+
+    The changes that the edit's last dense step found there are added. They vary little from one step to the next.
+    """
 
     parent: CachedFeatures
     shift: FeatureDelta
@@ -264,7 +270,7 @@ class ShiftedFeatures:
         return (integers if moved is None else integers.add_(in_units(moved, scales))), scales
 
     def __contains__(self, key: str) -> bool:
-        """Whether a map of that name was recorded."""
+        """Return whether a map of that name was recorded."""
         return key in self.parent
 
     own_bytes = 0  # the shift is its trajectory's, which has one for many steps
@@ -295,7 +301,7 @@ class RepeatedFeatures:
         return self._repeated(recorded_statistics(self.parent, site))
 
     def __contains__(self, key: str) -> bool:
-        """Whether a map of that name was recorded."""
+        """Return whether a map of that name was recorded."""
         return key in self.parent
 
     own_bytes = 0
@@ -305,18 +311,18 @@ class RepeatedFeatures:
 
 
 CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
-"""What a trajectory keeps of a step."""
+"""The features that a trajectory keeps of a step."""
 
 ReadFeatures = CachedFeatures | RepeatedFeatures
-"""What an evaluation reads of a step."""
+"""The features that an evaluation reads of a step."""
 
 
 def recorded_statistics(step: ReadFeatures, site: LayerSite) -> Tensor:
     """A norm's group statistics, kept with the step or computed now.
 
     Args:
-        step: whose map it is.
-        site: of the norm.
+        step: The step whose map it is.
+        site: The site of the norm.
 
     Returns:
         float64 [B, groups, 2], sums and sums of squares over the whole map.
@@ -335,8 +341,8 @@ class CachedMap:
     """A norm's input map of a cached step, a `operands.RecordedInput`.
 
     Args:
-        step: whose map it is.
-        site: of the norm.
+        step: The step whose map it is.
+        site: The site of the norm.
     """
 
     step: ReadFeatures
@@ -373,7 +379,7 @@ def with_last_branch(step: CachedFeatures, last: StepFeatures, sites: Mapping[st
 
 
 def shifted(step: ReadFeatures) -> bool:
-    """Whether a step, or one that it lies over, is shifted."""
+    """Return whether a step, or one that it lies over, is shifted."""
     while isinstance(step, FeatureOverlay | RepeatedFeatures):
         step = step.parent
     return isinstance(step, ShiftedFeatures)

@@ -1,11 +1,10 @@
 """Recorded maps in fewer bits: integers with a scale for each channel, and the other branches as differences from the
 last one, which they resemble.
 
-All integers lie on one lattice of 8 bits, whatever a map is stored in, so that a map is decoded by integer operations
-and one conversion. A scale for each channel, as KIVI (arXiv 2402.02750) has for keys, can be moved from keys and values
-to queries and outputs. In 4 bits positions beside one another have a unit of their own, a whole number of that scale,
-so that what is small there is not lost in what is large elsewhere. Knows tensors; nothing about what they are recorded
-for.
+All integers lie on one lattice of 8 bits, whatever a map is stored in. So a map is decoded by integer operations and
+one conversion. A scale for each channel, as KIVI (arXiv 2402.02750) has for keys, can be moved from keys and values to
+queries and outputs. In 4 bits positions beside one another have a unit of their own, a whole number of that scale. So
+what is small there is not lost in what is large elsewhere. Knows tensors; nothing about what they are recorded for.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ from fisedit.errors import InputError
 from fisedit.sparse_kernels.tuning import SMALL_MAP
 
 LIMIT = 103
-"""Largest integer of an encoded map: with half a unit of a last branch in 4 bits, 8, and half a step of a difference,
-16, still in 8 bits."""
+"""Largest integer of an encoded map.
+
+Half a unit of a last branch in 4 bits is 8, and half a step of a difference is 16. With both a number is still in
+8 bits."""
 
 NIBBLE = 7
 """Largest integer in 4 bits."""
@@ -31,7 +32,7 @@ BLOCK = 32
 """Positions that share a unit in 4 bits."""
 
 _LOWEST = -8
-"""Of 4 bits; the smallest unit is kept as this."""
+"""The lowest number of 4 bits; the smallest unit is kept as this."""
 
 _FACTORS = {"units": 1, "steps": 2}
 """Units of a last branch are 1, 2, ... 16 of a scale; those of differences, up to twice as large, 1, 3, ... 31."""
@@ -41,10 +42,10 @@ MAX_STEP = 32
 
 
 class FeatureEncoding(NamedTuple):
-    """How recorded maps are encoded.
+    """The encoding of recorded maps.
 
     Args:
-        bits: of a number of the last branch, 8 or 4; 16 for maps as they were.
+        bits: The bits of a number of the last branch, 8 or 4; 16 for maps as they were.
         min_numel: numbers of a map from which it is encoded: small ones cost calls, and few bytes.
     """
 
@@ -55,7 +56,7 @@ class FeatureEncoding(NamedTuple):
 AS_RECORDED = FeatureEncoding(16)
 
 MIN_NUMEL = SMALL_MAP + 1
-"""Of maps that are encoded by default: those whose statistics are not computed anew."""
+"""The smallest size of maps that are encoded by default: those whose statistics are not computed anew."""
 
 CACHE_DTYPES = {"int8": FeatureEncoding(8), "int4": FeatureEncoding(4), "model": AS_RECORDED}
 """Name of what recorded features are kept in -> the encoding. Differences of the other branches have 4 bits."""
@@ -65,8 +66,8 @@ def choose_encoding(name: str, device: torch.device) -> FeatureEncoding:
     """The encoding of a name; by "auto" int8 for large maps, and maps as they were on a GPU, whose graphs read those.
 
     Args:
-        name: of `CACHE_DTYPES`, or "auto".
-        device: of the model.
+        name: A name in `CACHE_DTYPES`, or "auto".
+        device: The device of the model.
 
     Raises:
         InputError: another name.
@@ -201,12 +202,12 @@ def from_tensors(tensors: Mapping[str, Tensor]) -> dict[str, RecordedMap]:
 def encode(rows: Tensor, bits: int) -> EncodedMap:
     """Encode a recorded map.
 
-    Differences are those of the branches, not of the last one as it is decoded: so both have its error, and guidance,
-    which goes from one to the other, does not multiply it.
+    Differences are those of the branches, not of the last one as it is decoded. So both have its error. Guidance, which
+    goes from one to the other, does not multiply it.
 
     Args:
         rows: [B, N, C].
-        bits: of a number of the last branch, 8 or 4; the differences of the others have 4.
+        bits: The bits of a number of the last branch, 8 or 4; the differences of the others have 4.
     """
     scales = (rows.abs().amax((0, 1)) / LIMIT).clamp(min=torch.finfo(rows.dtype).tiny)
     numbers = rows / scales
@@ -251,7 +252,7 @@ def _unpack_units(packed: Tensor, size: int, name: str) -> Tensor:
     Args:
         packed: int8 [..., ceil(K / 2), C], two blocks a byte.
         size: N, positions of the map.
-        name: of `_FACTORS`.
+        name: A name in `_FACTORS`.
     """
     blocks = -(-size // BLOCK)
     kept = unpack_nibbles(packed, packed.new_empty(*packed.shape[:-2], blocks, packed.shape[-1]))

@@ -1,10 +1,10 @@
 """Tiers of recorded features: steps whose maps lie in memory, within a bound of bytes, and those whose maps are pages
 on disk.
 
-Which step an edit reads next is known: so the page of the one after is fetched while a step runs, and memory is taken
-from the step whose next use is farthest (Belady's rule; an edit reads all steps in order, so the first ones stay and
-the others stream through). A damaged page is made again by one dense step where its inputs are known. Knows steps and
-pages; knows nothing about prompts or samplers.
+The step that an edit reads next is known, so its page is fetched while the step before runs. Memory is taken from the
+step whose next use is farthest (Belady's rule). An edit reads all steps in order, so the first ones stay and the others
+stream through. A damaged page is made again by one dense step where its inputs are known. Knows steps and pages; knows
+nothing about prompts or samplers.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Entry:
     """A step that may be paged out.
 
     Args:
-        index: of the step in its trajectory.
-        size: of its maps.
+        index: The index of the step in its trajectory.
+        size: The size of its maps, in bytes.
         used: when its trajectory was last recorded or read.
         page: on disk, None where there is none yet.
         remake: makes it again; None where that cannot be done.
@@ -81,7 +81,7 @@ class FeatureTiers:
     """Recorded steps in memory within a bound, the others on disk; editors of one model may share it.
 
     Args:
-        max_bytes: of the maps in memory. What does not fit and cannot be paged out stays.
+        max_bytes: The largest size of the maps in memory. What does not fit and cannot be paged out stays.
         pages: on disk; None for none.
     """
 
@@ -110,10 +110,10 @@ class FeatureTiers:
 
         Args:
             step: with all its maps; or without any, if its page is given.
-            index: of the step in its trajectory.
+            index: The index of the step in its trajectory.
             remake: makes it again; None where that cannot be done. It must not hold the step.
             disposable: making it again takes less than reading a page.
-            page: of the step, if it is on disk.
+            page: The page of the step, if it is on disk.
         """
         with self._lock:
             size = _Size(map_bytes(step.maps), _is_loaded(step))
@@ -135,7 +135,7 @@ class FeatureTiers:
 
     @property
     def can_page(self) -> bool:
-        """Whether steps may go to disk: there is one, and it has taken all pages since some of it was freed."""
+        """Return whether steps may go to disk: there is one, and it has taken all pages since some of it was freed."""
         return self.pages is not None and (self._refused is None or self.pages.bytes < self._refused)
 
     def paged_bytes(self, steps: Iterable[CachedFeatures]) -> int:
@@ -159,7 +159,7 @@ class FeatureTiers:
         """Tell that an edit reads steps in order during the block, and likely will again.
 
         Args:
-            steps: of a trajectory.
+            steps: The steps of a trajectory.
             start: index of the first that is read.
         """
         with self._reading(StepReads(self, [list(_tiered(step)) for step in steps], start)) as reads:
@@ -235,7 +235,7 @@ class FeatureTiers:
         self.make_room(entry.size.nbytes)
 
     def paged(self, step: TieredStep, names: Iterable[str], nbytes: int) -> PagedMaps:
-        """What stands for a step's maps while they are on disk."""
+        """Return the mapping that stands for a step's maps while they are on disk."""
         return PagedMaps(self.load, step, names, nbytes)
 
     def _fetch(self, entry: _Entry) -> Future[dict[str, Tensor]] | None:
@@ -309,8 +309,8 @@ class StepReads:
     """The steps that an edit reads, in order.
 
     Args:
-        tiers: of the steps.
-        steps: of a trajectory; of an edit's step its own overlay and what it lies over.
+        tiers: The tiers of the steps.
+        steps: The steps of a trajectory; of an edit's step its own overlay and what it lies over.
         start: index of the first that is read.
     """
 

@@ -56,7 +56,7 @@ class GraphCache:
         self.encoders, self.decoders = LRUCache[_CapturedEncoder](1), LRUCache[CapturedDecoder](MAX_SIZES)
 
     def captured_encoder(self, encoder: nn.Module) -> AbstractContextManager[None]:
-        """While this is open, the encoder's plain calls are replayed."""
+        """Replay the encoder's plain calls while this is open."""
         if not self._is_enabled(next(encoder.parameters()).device) or "forward" in vars(encoder):
             return nullcontext()
         return injected(encoder, [(encoder, partial(self._read, encoder, state_of(encoder)))])
@@ -76,7 +76,7 @@ class GraphCache:
     def decode(
         self, vae: AutoencoderKL, latents: Tensor, grid: BoolGrid, cache: DecoderCache
     ) -> tuple[Image, DecoderCache]:
-        """By graphs where they are enabled; see `vae_decode.decode_sparse`."""
+        """Decode by graphs where they are enabled; see `vae_decode.decode_sparse`."""
         found, shape = boxes(grid), (grid.shape[0], grid.shape[1])
         if self._is_enabled(vae.device) and found != [Box(0, 0, *shape)]:
             try:

@@ -1,7 +1,7 @@
 """Functions over static buffers, captured once and replayed: a CUDA graph, or on a CPU an eager call with its contract.
 
-A captured function reads buffers that stay where they are and returns tensors that stay where they are: before a replay
-the caller writes the one, after it reads the other. Knows nothing about what is captured.
+A captured function reads buffers that stay where they are and returns tensors that stay where they are. The caller
+writes the buffers before a replay, and reads the tensors after it. Knows nothing about what is captured.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ WARM_UP = 3
 """Runs before a capture: kernels are compiled and libraries allocate their workspaces."""
 
 TOLERANCES = {torch.float32: 0.01, torch.float16: 0.15, torch.bfloat16: 0.15, torch.float64: 0.15}
-"""How far a graph's first replay may be from an eager run, in units of that one's largest number. Sums of a 16-bit
-model's maps, in float32 or float64, may be as far as the maps."""
+"""The largest distance of a graph's first replay from an eager run, in units of that one's largest number.
+
+Sums of a 16-bit model's maps, in float32 or float64, may be as far as the maps."""
 
 QUANTISED_TOLERANCE = 0.3
 """The same where recorded keys and values are quantised."""
@@ -65,8 +66,9 @@ class EagerGraph:
 class GraphPool:
     """Memory of CUDA graphs that are replayed in turn and freed together, and the stream that they are captured on.
 
-    No other graph is captured on that stream as long as they live. When a graph is freed, torch from 2.11 on frees what
-    cuBLAS works in on its stream, also where another graph still has its address (pytorch/pytorch, issue 193402).
+    No other graph is captured on that stream as long as they live. When a graph is freed, torch from 2.11 on frees the
+    memory that cuBLAS works in on its stream. It does so also where another graph still has its address
+    (pytorch/pytorch, issue 193402).
 
     Raises:
         RuntimeError: all streams are taken.
@@ -119,7 +121,7 @@ def capture(function: Callable[[], Outputs], device: torch.device, pool: GraphPo
 
     Args:
         function: reads buffers that stay where they are.
-        device: of the buffers.
+        device: The device of the buffers.
         pool: then whatever is captured in it too may overwrite the outputs; None for one of its own.
     """
     return Graph(function, pool) if device.type == "cuda" else EagerGraph(function)
@@ -204,17 +206,17 @@ class LRUCache(Generic[T]):
         self._kept.clear()
 
     def __len__(self) -> int:
-        """How many are kept."""
+        """Return the number of values that are kept."""
         return len(self._kept)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a key's value is kept."""
+        """Return whether a key's value is kept."""
         return key in self._kept
 
 
 @dataclass(frozen=True)
 class PackedView:
-    """Where a tensor is within a packed one: as `Tensor.as_strided` takes it."""
+    """The place of a tensor within a packed one, as `Tensor.as_strided` takes it."""
 
     flat: str
     shape: tuple[int, ...]
@@ -231,7 +233,7 @@ class PackedView:
         Args:
             first: index of the first item.
             step: from one item to the next.
-            rows: of each item, its first ones.
+            rows: The number of rows of each item, its first ones.
         """
         count = len(range(first, self.shape[0], step))
         stride = self.stride[0] * step, *self.stride[1:]
@@ -260,7 +262,7 @@ class TensorPacker:
             self.views[name] = PackedView(flat, tuple(tensor.shape), tensor.stride(), start)
 
     def copies(self) -> Outputs:
-        """What the tensors hold now, packed, by type."""
+        """Return what the tensors hold now, packed, by type."""
         return {flat: torch.cat(group) for flat, group in self._parts.items()}
 
 
@@ -272,8 +274,10 @@ def snapshot(tensors: Outputs) -> Outputs:
 
 
 def state_of(module: nn.Module) -> object:
-    """What changes when a capture of a module is out of date: addresses and versions of its weights, what is injected
-    into its layers, its LoRAs' scales."""
+    """Return a state that changes when a capture of a module is out of date.
+
+    It has addresses and versions of its weights, what is injected into its layers, and its LoRAs' scales.
+    """
     weights = tuple((p.data_ptr(), write_count(p)) for p in module.parameters())
     layers = (m for m in module.modules() if m is not module)
     return weights, loras(module), tuple((id(m), id(vars(m)["forward"])) for m in layers if "forward" in vars(m))

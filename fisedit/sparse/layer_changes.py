@@ -1,7 +1,7 @@
 """Refuses a model whose layers compute something else than their classes and weights say.
 
-Sparse steps compute from weights and call no layers, so that a hook, another forward or a switch on a layer would be
-left out of them. Knows torch's and diffusers' ways to change a layer; knows nothing about features or plans.
+Sparse steps compute from weights and call no layers. So a hook, another forward or a switch on a layer would be left
+out of them. Knows torch's and diffusers' ways to change a layer; knows nothing about features or plans.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def check_lora_kind(name: str, layer: Any) -> None:
     """Refuse what diffusers or peft put into a layer and `modules.weight_of` does not know.
 
     Args:
-        name: Of the layer.
-        layer: Of a UNet.
+        name: The name of the layer.
+        layer: A layer of a UNet.
 
     Raises:
         UnsupportedModuleError: It is of another kind than a plain LoRA.

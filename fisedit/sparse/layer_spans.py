@@ -42,7 +42,7 @@ def kind_of(site: LayerSite) -> str:
     """The kind of a layer, as profiles and cost tables name it.
 
     Args:
-        site: of the UNet.
+        site: A site of the UNet.
     """
     if site.role in _KINDS:
         return _KINDS[site.role]
@@ -59,7 +59,7 @@ def recorded_spans(pipe: StableDiffusionPipeline, recorder: SpanRecorder | None 
 
     Args:
         pipe: the model.
-        recorder: that gets the spans; None for a fresh one, which waits for the model's GPU if it has one.
+        recorder: The recorder that gets the spans; None for a fresh one, which waits for the model's GPU if it has one.
     """
     sites, levels = unet_sites(pipe.unet), dict[str, int]()
     for site in sites:
@@ -128,11 +128,11 @@ def layer_work(
     """Multiply-accumulates of a step by kind and level, and bytes that it reads and writes at least.
 
     Args:
-        sites: of the UNet.
+        sites: The sites of the UNet.
         rows: computed at each level, finest first.
         sizes: positions of each level.
         batch: items.
-        tokens: of the text.
+        tokens: T, the tokens of the text.
     """
     found: dict[tuple[str, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for site in sites:

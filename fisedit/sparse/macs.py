@@ -23,7 +23,7 @@ def unet_macs(sites: Sequence[LayerSite], rows: Sequence[int], sizes: Sequence[i
     """Multiply-accumulates of one UNet evaluation, the text's projections aside.
 
     Args:
-        sites: of the UNet.
+        sites: The sites of the UNet.
         rows: rows computed at each level, finest first (all positions for a dense one).
         sizes: positions of each level.
         batch: B.
@@ -52,7 +52,7 @@ def text_macs(sites: Sequence[LayerSite], batch: int, tokens: int) -> int:
     """Multiply-accumulates of projecting the text for every cross-attention once.
 
     Args:
-        sites: of the UNet.
+        sites: The sites of the UNet.
         batch: B.
         tokens: T.
     """
@@ -63,7 +63,7 @@ def decoder_macs(vae: AutoencoderKL, areas: Areas, latent_size: int) -> int:
     """Multiply-accumulates of a decode.
 
     Args:
-        vae: whose decoder it is.
+        vae: The autoencoder whose decoder it is.
         areas: cells read and computed at each resolution, see `fisedit.sparse.vae_tiles.Areas`.
         latent_size: h * w, the keys of the middle attention.
     """
@@ -88,7 +88,7 @@ def decode_work(areas: Areas) -> dict[str, float]:
     """The work of a sparse decode by kind: cells of the coarse levels and of each fine one.
 
     Args:
-        areas: of `fisedit.sparse.vae_tiles.box_areas`.
+        areas: The areas of a decode, from `fisedit.sparse.vae_tiles.box_areas`.
     """
     fine = {f"decode fine {i}": float(areas[i][1]) for i in range(COARSE_LEVELS, len(areas))}
     return {"decode coarse": float(areas[0][1]), "decode": float(areas[-1][1])} | fine

@@ -36,7 +36,7 @@ from fisedit.sparse.layer_changes import check_lora_kind, why_no_product
 
 
 class Role(Enum):
-    """What a layer reads of the positions it does not compute."""
+    """A kind of layer, by what it reads of the positions it does not compute."""
 
     CONV = auto()
     """3x3 conv over active and halo rows; its input already brings the halo."""
@@ -70,9 +70,9 @@ class LayerSite:
         name: its dotted name.
         module: the layer.
         role: what it reads.
-        level: of the map it reads, 0 is the finest.
-        skip: of an up block's norm that reads two maps side by side, the site before the middle that reads the second
-            one too; "" for all others.
+        level: The level of the map it reads, 0 is the finest.
+        skip: The site before the middle that reads the second map too, where an up block's norm reads two maps side by
+            side; "" for all others.
     """
 
     name: str
@@ -89,7 +89,7 @@ class LayerSite:
 
     @property
     def cross(self) -> bool:
-        """Whether a query belongs to cross-attention."""
+        """Return whether a query belongs to cross-attention."""
         return ".attn2." in self.name
 
 
@@ -126,7 +126,7 @@ def encoder_sites(network: nn.Module, prefix: str) -> tuple[LayerSite, ...]:
 
     Args:
         network: with `conv_in`, `down_blocks` and `mid_block`.
-        prefix: of the sites' names, by which they differ from the UNet's.
+        prefix: The prefix of the sites' names, by which they differ from the UNet's.
 
     Raises:
         UnsupportedModuleError: as in `unet_sites`.
@@ -284,7 +284,7 @@ def _attention(name: str, attention: Attention, level: int) -> Iterator[LayerSit
 
 
 def is_plain(attention: Attention) -> bool:
-    """Whether a module computes attention between its projections and nothing else."""
+    """Return whether a module computes attention between its projections and nothing else."""
     plain = attention.rescale_output_factor == 1 and not attention.residual_connection and attention.norm_q is None
     return bool(plain and type(attention.processor) is AttnProcessor2_0)
 
@@ -326,7 +326,7 @@ def _conv(name: str, module: nn.Module, level: int) -> LayerSite:
 
 
 def is_3x3(module: nn.Module, stride: int) -> bool:
-    """Whether a layer is a 3x3 conv with zeros around the map, whatever LoRAs are in it."""
+    """Return whether a layer is a 3x3 conv with zeros around the map, whatever LoRAs are in it."""
     module = base_layer(module)
     if not isinstance(module, nn.Conv2d) or module.padding_mode != "zeros":
         return False
@@ -401,7 +401,7 @@ def project_text(sites: Sequence[LayerSite], text: Tensor, text_keys: dict[str, 
     """Project a prompt's embeddings for every cross-attention.
 
     Args:
-        sites: of the UNet.
+        sites: The sites of the UNet.
         text: embeddings [B, T, D].
         text_keys: keys and values [B, T, C] by site name; those that are missing are filled in.
     """

@@ -34,8 +34,8 @@ class FeaturePacker:
     Of an overlay only its own rows are packed, for every edit over it: the pack of the recorded step stays valid.
 
     Args:
-        sites: of the model. All maps are cut into pieces of `piece` channels, which divides every map's.
-        heads: of the keys and values, by site, that are quantised (see `quantise`).
+        sites: The sites of the model. All maps are cut into pieces of `piece` channels, which divides every map's.
+        heads: The heads of the keys and values that are quantised, by site (see `quantise`).
         kind: dtype of quantised numbers, None for int8.
     """
 
@@ -57,7 +57,7 @@ class FeaturePacker:
 
         Args:
             buffers: what is read is copied to, in the order of `Buffers.copied`.
-            plans: of every edit.
+            plans: The plans of every edit.
             branches: S.
             step: one of the steps; all were recorded alike.
         """
@@ -79,7 +79,7 @@ class FeaturePacker:
         )
 
     def _padded(self, name: str, shape: tuple[int, ...], plans: Sequence[SparsePlan]) -> Positions:
-        """Where every edit reads the active rows of a site."""
+        """Return where every edit reads the active rows of a site."""
         level = self._levels[name]
         active = [plan.levels[level].active for plan in plans]
         return name, level, [F.pad(positions, (0, shape[1] - len(positions))) for positions in active]
@@ -113,7 +113,7 @@ class FeaturePacker:
         return mixed
 
     def _pack(self, step: StepFeatures) -> tuple[Tensor, list[Tensor]]:
-        """What was recorded side by side, kept so: maps that are not encoded are views of it from then on."""
+        """Pack what was recorded side by side, and keep it: maps that are not encoded are views of it from then on."""
         if step in self._packed:
             return self._packed[step]
         maps = {name: step.own_map(name) for name in self._sites}
@@ -139,13 +139,13 @@ class FeaturePacker:
 
 
 class _Layout:
-    """Where the maps of a step lie in its pack.
+    """The layout of a step's maps in its pack.
 
     Args:
-        packer: of the step.
-        plan: of an edit, for the sizes of its levels.
+        packer: The packer of the step.
+        plan: The plan of an edit, for the sizes of its levels.
         branches: S.
-        step: as all steps of its source.
+        step: A step recorded as all steps of its source.
     """
 
     def __init__(self, packer: FeaturePacker, plan: SparsePlan, branches: int, step: StepFeatures) -> None:
@@ -160,11 +160,11 @@ class _Layout:
             start += branches * plan.levels[site.level].size * own // packer.piece
 
     def pieces(self, name: str, positions: Tensor) -> Tensor:
-        """Where rows at positions [S, R] of a map's record lie, int64 [pieces]."""
+        """Return where rows at positions [S, R] of a map's record lie, int64 [pieces]."""
         return self._of_rows(name, positions).flatten()
 
     def changed(self, plan: SparsePlan) -> Tensor:
-        """Where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `flat_rows`."""
+        """Return where an overlay's rows lie in the pack under it: int64 [pieces], in the order of `flat_rows`."""
         found = []
         for name, site in self._packer.sites.items():
             count = plan.levels[site.level].rows
@@ -172,7 +172,7 @@ class _Layout:
         return torch.cat(found)
 
     def _of_rows(self, name: str, positions: Tensor) -> Tensor:
-        """Of every row its pieces [S, R, n], those of the map beside it last."""
+        """Return the pieces of every row [S, R, n], those of the map beside it last."""
         within = torch.arange(self._pieces[name], device=positions.device)
         own = self._starts[name] + positions[..., None] * self._pieces[name] + within
         beside = self._joined.get(name)
@@ -180,12 +180,12 @@ class _Layout:
 
 
 class GatherIndex:
-    """What some edits read of every step, found when their masks are known.
+    """The index of what some edits read of every step, found when their masks are known.
 
     Args:
-        packer: of the steps that are read.
+        packer: The packer of the steps that are read.
         index: where their rows lie in a pack: int64 [pieces]. Padding points anywhere.
-        layout: of the packs.
+        layout: The layout of the packs.
         row_statistics: where statistics of rows are read.
         injected: where queries and keys are read that the last branch attends with.
     """
@@ -209,8 +209,8 @@ class GatherIndex:
             step: recorded, or an overlay.
 
         Returns:
-            In one tensor each: the group statistics of all norms, the rows of all maps, statistics of rows, and
-            injected queries and keys if there are some; then every map of keys and values.
+            In one tensor each: the group statistics of all norms, the rows of all maps, and statistics of rows.
+            Injected queries and keys follow in one if there are some. Then comes every map of keys and values.
         """
         packer, (root, overlays) = self._packer, _overlay_chain(step)
         pack = packer.flat_rows(root).to(self._index.device)
@@ -232,7 +232,7 @@ class GatherIndex:
         ]
 
     def _row_of_position(self, plan: SparsePlan, size: int) -> Tensor:
-        """Where the rows that are read are among the own ones of a plan's overlays, -1 for those that are not."""
+        """Return where the rows that are read lie among the own ones of a plan's overlays, -1 where they do not."""
         if plan not in self._found:
             changed = self._layout.changed(plan)
             row_of_position = torch.full((size,), -1, device=changed.device)
@@ -242,7 +242,7 @@ class GatherIndex:
 
 
 def _overlay_chain(step: ReadFeatures) -> tuple[StepFeatures, list[FeatureOverlay]]:
-    """What was recorded under a step, and the overlays over it, the lowest first."""
+    """Return what was recorded under a step, and the overlays over it, the lowest first."""
     overlays: list[FeatureOverlay] = []
     while isinstance(step, FeatureOverlay):
         overlays.insert(0, step)

@@ -44,7 +44,7 @@ class MergedWeights:
 
 
 def _lora_state(module: Any) -> object:
-    """What changes when a layer's merged weight does."""
+    """Return a state that changes when a layer's merged weight does."""
     weights = ((p.data_ptr(), p.dtype, write_count(p)) for p in module.parameters())
     scales = tuple(sorted(getattr(module, "scaling", {}).items()))
     return tuple(weights), scales, str(getattr(module, "active_adapters", "")), getattr(module, "disable_adapters", 0)
@@ -80,7 +80,7 @@ class PackedTime:
     """The layers from a time to what all ResNet blocks add for it, side by side, with their LoRAs as they are now.
 
     Args:
-        unet: whose layers they are.
+        unet: The UNet whose layers they are.
         merged: weights of its layers.
     """
 
@@ -93,13 +93,13 @@ class PackedTime:
         self._names, self._widths = list(resnets), [m.out_features for m in times]
 
     def projections(self, timestep: Tensor) -> dict[str, Tensor]:
-        """What every ResNet block adds, [1, C] by name, for a time, float32 [1]."""
+        """Return what every ResNet block adds, [1, C] by name, for a time, float32 [1]."""
         added = ops.time_projections(timestep, self._frequencies, self._layers)
         return dict(zip(self._names, added.split(self._widths, 1), strict=True))
 
 
 def frequencies(embedding: Any) -> Tensor:
-    """How fast each cosine and sine of the time turns: float32 [F]."""
+    """Return the frequencies of the time's cosines and sines: float32 [F]."""
     half = embedding.num_channels // 2
     power = torch.arange(half, dtype=torch.float32) / (half - embedding.downscale_freq_shift)
     waves: Tensor = torch.exp(-log(10000) * power) * embedding.scale
@@ -142,7 +142,7 @@ def _uncapturable(what: str) -> UnsupportedModuleError:
 
 
 def plain_resnet(block: ResnetBlock2D) -> bool:
-    """Whether a ResNet block is norms, SiLU, convs, a time that is added and a shortcut."""
+    """Return whether a ResNet block is norms, SiLU, convs, a time that is added and a shortcut."""
     plain = isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"
     return plain and block.time_emb_proj is not None and bool(block.output_scale_factor == 1)
 
@@ -154,7 +154,7 @@ def _plain_time(unet: UNet2DConditionModel) -> bool:
 
 
 def plain_transformer(model: Any) -> bool:
-    """Whether each block of a transformer is two attentions and a gated feed-forward, and nothing else."""
+    """Return whether each block of a transformer is two attentions and a gated feed-forward, and nothing else."""
     return all(map(_plain, model.transformer_blocks))
 
 

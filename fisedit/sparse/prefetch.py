@@ -1,8 +1,7 @@
-"""What every step of an edit reads: resident on the device within a budget, else in host memory and fetched ahead.
+"""The tensors that every step of an edit reads: resident on the device within a budget, else fetched from host memory.
 
-Tensors that do not fit lie in pinned host memory; those of the step that comes next travel on a stream of their own
-while the step before runs. Knows tensors and streams; knows nothing about what they hold.
-"""
+Tensors that do not fit lie in pinned host memory. Those of the step that comes next travel on a stream of their own
+while the step before runs. Knows tensors and streams; knows nothing about what they hold."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class Prefetcher:
 
     Args:
         steps: indices of the steps, at least one.
-        tensors_of: returns a step's tensors, of the same shapes and dtypes for all; called for one step at a time, so
-            that what does not fit is never on the device together.
+        tensors_of: Returns a step's tensors, of the same shapes and dtypes for all. It is called for one step at a
+            time, so that what does not fit is never on the device together.
         targets: where a step's tensors go, on the device.
         budget: bytes that may stay on the device; all or nothing. None is no limit.
         addresses: int64 on the device, one for each tensor that has no target; None if there is none.
@@ -80,7 +79,7 @@ class Prefetcher:
         return [torch.empty(t.shape, dtype=t.dtype, device=self._device) for t in next(iter(self._steps.values()))]
 
     def _copied(self, sets: Sequence[list[Tensor]]) -> list[list[Tensor]]:
-        """What of each set goes into the targets: its first tensors, and where the others lie."""
+        """Return what of each set goes into the targets: its first tensors, and where the others lie."""
         if self._addresses is None:
             return [_as_words(tensors) for tensors in sets]
         where = [[t.data_ptr() for t in tensors[self._count :]] for tensors in sets]

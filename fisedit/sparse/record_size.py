@@ -16,14 +16,14 @@ _STATISTIC_BYTES, _ROW_STATISTIC_BYTES = 8, 4
 
 @dataclass(frozen=True)
 class RecordSize:
-    """What a model's steps record.
+    """The size of what a model's steps record.
 
     Args:
-        sites: of the UNet.
+        sites: The sites of the UNet.
         sizes: positions of every level, finest first.
         batch: B, the branches.
         itemsize: bytes of a number of the model.
-        encoding: of a source's maps.
+        encoding: The encoding of a source's maps.
     """
 
     sites: tuple[LayerSite, ...]
@@ -46,7 +46,7 @@ class RecordSize:
         """Bytes of the queries that a step records beside.
 
         Args:
-            names: of their sites.
+            names: The names of their sites.
         """
         found = [site for site in self.sites if site.name in names]
         widths = [int(base_layer(site.module).out_features) for site in found]

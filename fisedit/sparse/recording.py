@@ -37,7 +37,7 @@ class DenseContext:
 
 
 def recording_replacements(context: DenseContext, sites: Sequence[LayerSite]) -> list[Replacement]:
-    """What is injected into a model for a dense evaluation that records."""
+    """Return what is injected into a model for a dense evaluation that records."""
     return [(site.module, partial(RECORD[site.role], context, site)) for site in sites if site.role in RECORD]
 
 
@@ -58,7 +58,7 @@ def apply_conv(layer: nn.Module, x: Tensor, *, prepack: bool = False) -> Tensor:
     """Run a conv on a map by the kernels; any other layer by its class's forward.
 
     Args:
-        layer: of a model.
+        layer: A layer of a model.
         x: [B, C, H, W].
         prepack: the kernels may keep a packed copy of the weight.
     """

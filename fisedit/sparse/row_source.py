@@ -1,5 +1,6 @@
-"""Where blocks' rows come from, and what is kept of them: all that differs between an eager, a captured and a decoder's
-evaluation."""
+"""The source of blocks' rows, and what is kept of them.
+
+It is all that differs between an eager, a captured and a decoder's evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from fisedit.sparse_kernels.row_plan import KernelMap, TextPart
 
 
 class RowSource(Protocol):
-    """What blocks on active rows read and write beside their rows. Names are those of layer sites and their blocks."""
+    """The source of what blocks on active rows read and write beside their rows.
+
+    Names are those of layer sites and their blocks.
+    """
 
     def latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Active rows [B, R, 4] and halo rows [B, G, 4] of the latents [B, 4, h, w]."""
@@ -24,8 +28,8 @@ class RowSource(Protocol):
         """A norm's scale and shift by the statistics of the whole map with fresh rows in it; keeps the rows.
 
         Args:
-            name: of the norm.
-            norm: of C channels.
+            name: The name of the norm.
+            norm: A norm of C channels.
             rows: [B, R, C], fresh.
 
         Returns:
@@ -36,15 +40,15 @@ class RowSource(Protocol):
         """Recorded rows [B, G, C] around the active ones, of the map that a norm or resampler reads."""
 
     def kernel_map(self, name: str) -> KernelMap | Tensor:
-        """Where the 3x3 conv behind a norm, or of a resampler, finds its neighbours in [active | halo | zero]."""
+        """Return where the 3x3 conv behind a norm or of a resampler finds its neighbours in [active | halo | zero]."""
 
     def time(self, name: str, block: ResnetBlock2D, embedding: Tensor) -> Tensor:
-        """What a ResNet block adds for the time.
+        """Return what a ResNet block adds for the time.
 
         Args:
-            name: of the block.
-            block: whose projection is used.
-            embedding: of the time [B, E].
+            name: The name of the block.
+            block: The block whose projection is used.
+            embedding: The time embedding [B, E].
 
         Returns:
             [B or 1, C].
@@ -73,7 +77,7 @@ class RowSource(Protocol):
         """Attention of active queries over every position's keys and values; keeps all three.
 
         Args:
-            name: of the attention.
+            name: The name of the attention.
             heads: C is heads * width.
             query: [B, R, C].
             key: [B, R, C].

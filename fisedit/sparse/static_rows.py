@@ -77,7 +77,7 @@ class Buffers:
 
     @property
     def copied(self) -> list[Tensor]:
-        """What a step's features are copied to, in the order of `packed_features.GatherIndex`."""
+        """Return what a step's features are copied to, in the order of `packed_features.GatherIndex`."""
         injected = [self.injected.flat] if self.injected.shapes else []
         return [
             self.statistics.flat,
@@ -99,8 +99,8 @@ class StaticRows:
         times: what every ResNet block adds for the time [1, C], by name; none in an autoencoder.
 
     Attributes:
-        fresh: rows [B, R, C] for overlays, by site; where a norm reads two maps side by side, the second one's by its
-            name and `SKIPPED`. Rows of padding hold nothing of use.
+        fresh: rows [B, R, C] for overlays, by site. Where a norm reads two maps side by side, the second one's are
+            found by its name and `SKIPPED`. Rows of padding hold nothing of use.
         statistics: group statistics of the mixed maps [B, groups, 2], by norm.
     """
 
@@ -230,7 +230,7 @@ class StaticUNet:
         UnsupportedModuleError: a block that captured graphs cannot run.
 
     Attributes:
-        heads: of the recorded keys and values that are quantised, by site.
+        heads: The heads of the recorded keys and values that are quantised, by site.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class StaticUNet:
         """Fresh buffers.
 
         Args:
-            bucket: of the plans.
+            bucket: The bucket of the plans.
             grids: (height, width) of every level, finest first.
             edits: E.
             branches: S.

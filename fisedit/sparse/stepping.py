@@ -36,10 +36,10 @@ PLAIN_PROCESSORS = tuple(
 
 @dataclass(frozen=True, eq=False)
 class SparseEdit:
-    """What an edit computes over its source.
+    """The inputs that an edit computes from, over its source.
 
     Args:
-        plans: of every step that is run; steps of one plan share the object.
+        plans: The plans of every step that is run; steps of one plan share the object.
         features: the source's cached features, of all steps.
         predictions: the source's, [1, 4, h, w], of all steps.
         text: embeddings [B, T, D].
@@ -65,7 +65,7 @@ class SparseEdit:
     has_dense_steps: bool = False
 
     def injects(self, i: int) -> bool:
-        """Whether step i attends as the source did."""
+        """Return whether step i attends as the source did."""
         return i < self.injected_steps
 
     def text_keys_of(self, i: int) -> dict[str, Tensor]:
@@ -77,8 +77,8 @@ class SparseSteps:
     """The sparse steps of some edits of one source.
 
     Args:
-        graphs: of the UNet.
-        executor: of the UNet.
+        graphs: The graphs of the UNet.
+        executor: The executor of the UNet.
         edits: E of them; they agree in everything but plans, text and text keys. Of several none injects attention.
 
     Attributes:
@@ -97,7 +97,7 @@ class SparseSteps:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether steps are replayed from captured graphs."""
+        """Return whether steps are replayed from captured graphs."""
         return bool(self._replays)
 
     def step(self, i: int, x: Tensor, t: Tensor, timestep_cond: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
@@ -221,7 +221,7 @@ class Graphs:
         self._built: tuple[object, GraphExecutor | str] = None, ""
 
     def is_enabled(self, device: torch.device) -> bool:
-        """Whether they are used on a device."""
+        """Return whether they are used on a device."""
         return device.type == "cuda" if self.enabled is None else self.enabled
 
     def executor_for(self, executor: Executor) -> GraphExecutor | str:

@@ -50,7 +50,7 @@ LAST_COARSE = f"up_blocks.{COARSE_LEVELS - 1}.upsamplers.0"
 
 @dataclass(frozen=True, eq=False)
 class DecoderCache:
-    """What a decode leaves for sparse decodes over it.
+    """The state that a decode leaves for sparse decodes over it.
 
     Args:
         features: the coarse levels' maps and group statistics.
@@ -116,7 +116,7 @@ def decode_sparse(
         vae: left as it is.
         latents: [1, 4, h, w].
         grid: booleans [h, w], the latent cells that changed.
-        cache: of the source's decode.
+        cache: The cache of the source's decode.
 
     Returns:
         A picture that one pixel beyond the mask's boxes is the source's, as decoded, and the cache of this decode.
@@ -134,8 +134,8 @@ def paste(decoded: Sequence[DecodedBox], cache: DecoderCache) -> tuple[Image.Ima
     """Set decoded boxes into the picture that was decoded before; the host waits for them.
 
     Args:
-        decoded: of a `SparseDecoder`.
-        cache: of its decode, with the picture before.
+        decoded: The boxes that a `SparseDecoder` gave.
+        cache: The cache of its decode, with the picture before.
 
     Returns:
         The picture, and the cache with it.
@@ -170,7 +170,7 @@ def decode_coarse(source: RowSource, vae: AutoencoderKL, rows: Tensor, count: in
 
 
 def _coarse_blocks(source: RowSource, decoder: Any, count: int, x: Tensor, *_: Any) -> Tensor:
-    """In place of the decoder's own forward: its blocks up to `LAST_COARSE`."""
+    """Run the decoder's blocks up to `LAST_COARSE` in place of its own forward."""
     conv, middle, (active, halo) = decoder.conv_in, decoder.mid_block, rows_of(x).tensor_split([count], 1)
     rows = ops.norm_conv3x3(active, halo, source.kernel_map("conv_in"), source.weight(conv), conv.bias)
     rows = resnet(source, "mid_block.resnets.0", middle.resnets[0], rows)
@@ -189,7 +189,7 @@ def _coarse_blocks(source: RowSource, decoder: Any, count: int, x: Tensor, *_: A
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """What one evaluation of a fine level keeps of the upsampled map, and whose sums it exchanges.
+    """The part of the upsampled map that one evaluation of a fine level keeps, and the part whose sums it exchanges.
 
     Args:
         level: a fine one.
@@ -238,7 +238,7 @@ class SparseDecoder:
             plan: the mask's `coarse_plan`.
             grid: booleans [h, w], the mask.
             found: its boxes of the first fine level.
-            cache: of the source's decode.
+            cache: The cache of the source's decode.
 
         Returns:
             Boxes for `paste`, and the cache of this decode, still with the source's picture.
@@ -275,7 +275,7 @@ class SparseDecoder:
         Args:
             rows: [1, R + G, 4], scaled latents of the coarsest level's active rows, then of its halo.
             plan: the mask's `coarse_plan`.
-            features: of the source's decode.
+            features: The features of the source's decode.
 
         Returns:
             The overlay of what changed, with the last coarse map under `LAST_COARSE`.
@@ -285,7 +285,7 @@ class SparseDecoder:
         return source.overlay
 
     def outer(self, box: Box, level: int, input_box: Box) -> Box:
-        """What is computed for a box.
+        """Return the box that is computed for a box.
 
         Args:
             box: in latent cells.
@@ -332,7 +332,10 @@ class SparseDecoder:
         return (ys * self.frame.right + xs).masked_fill_(~own, self.frame.area).flatten()
 
     def _replacements(self) -> list[Replacement]:
-        """What is injected for the fine levels: norms and convs of parts; `fine_blocks` calls the upsamplers itself."""
+        """Return what is injected for the fine levels: norms and convs of parts.
+
+        The upsamplers are called by `fine_blocks` itself.
+        """
         vae = self.vae
         norms = [(norm, partial(self._norm, name, norm)) for name, norm in fine_norms(vae)]
         upsamplers = [block.upsamplers[0] for block in vae.decoder.up_blocks[COARSE_LEVELS:-1]]

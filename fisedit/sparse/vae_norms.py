@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SAMPLE_STRIDE = 2
-"""Pixels of a fine map each way from one that counts to the next when a box's statistics are exchanged: with all of
-them decodes came no nearer to a dense one (42.7 dB, medians of 6 edits)."""
+"""Pixels of a fine map each way from one that counts to the next when a box's statistics are exchanged.
+
+With all of them decodes came no nearer to a dense one (42.7 dB, medians of 6 edits)."""
 
 
 def norm_part(x: Tensor, norm: nn.GroupNorm, statistics: Tensor, size: int) -> Tensor:

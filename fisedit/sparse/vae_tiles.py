@@ -22,15 +22,17 @@ NUM_LEVELS = 4
 """Resolutions of a decoder, coarsest first: level l has 2 ** l cells per latent cell and side."""
 
 COARSE_LEVELS = 2
-"""How many levels, from the coarsest on, are computed on active rows."""
+"""The number of levels, from the coarsest on, that are computed on active rows."""
 
 DILATION = 1
 """Latent cells by which the coarse levels dilate the mask. Over 14 edits of the demo model decodes were 43.1 dB from
 dense ones (median, inside the mask), with two cells 45.3, with none 29.3."""
 
 HALO = 4
-"""Cells around a box, of its own level. Pixels beside a box, by which its boundary is blended, were 44.7 dB from a
-dense decode's with four (median of 12 edits of the demo model), 37.5 with two and 44.9 with six; those inside 47.5."""
+"""Cells around a box, of its own level.
+
+Pixels beside a box, by which its boundary is blended, were compared with a dense decode's. They were 44.7 dB from it
+with four (median of 12 edits of the demo model), 37.5 with two and 44.9 with six. Those inside were 47.5."""
 
 MACS_SHARES = (0.1, 0.2, 0.35, 0.35)
 """Each level's share of a dense decode's multiply-accumulates, about, for SD 1.5's autoencoder."""
@@ -48,8 +50,10 @@ MIN_SIDE = 2
 """Latent cells of a padded box's shortest side, of which all others are multiples."""
 
 Areas = tuple[tuple[int, int], ...]
-"""For every level, coarsest first: cells that the upsampler before it gives (at the coarsest: cells that are read), and
-cells that its own layers compute."""
+"""Two counts of cells for every level, coarsest first.
+
+The first is those that the upsampler before it gives, or at the coarsest those that are read. The second is those that
+its own layers compute."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Box:
 
 
 def with_halo(box: Box, level: int, shape: tuple[int, int]) -> Box:
-    """What is computed for a box at a level, in that level's cells.
+    """Return the box that is computed for a box at a level, in that level's cells.
 
     Args:
         box: in latent cells.
@@ -137,8 +141,10 @@ def _padded_side(low: int, high: int, first: int, last: int) -> tuple[int, int]:
 
 
 def upsampler_input(outer: Box) -> Box:
-    """What an upsampler reads so that its conv gives the cells of `outer`, in cells of the coarser level, beyond the
-    frame too: the conv behind the interpolation reads one cell farther."""
+    """Return what an upsampler reads so that its conv gives the cells of `outer`, in cells of the coarser level.
+
+    It goes beyond the frame too: the conv behind the interpolation reads one cell farther.
+    """
     return outer.dilated(1).coarsened(2)
 
 
@@ -185,12 +191,12 @@ def cut(grid: BoolGrid, box: Box, level: int) -> list[Box]:
 
 
 def _cost(box: Box, level: int, shape: tuple[int, int]) -> float:
-    """Of a box at one level, in latent cells of a dense decode."""
+    """Return the cost of a box at one level, in latent cells of a dense decode."""
     return MACS_SHARES[level] * with_halo(box, level, shape).area / 4**level + BOX_OVERHEAD if box.area else 0.0
 
 
 def _input_box(box: Box, level: int, shape: tuple[int, int]) -> Box:
-    """What the upsampler before a level reads for a box, in cells of the coarser level."""
+    """Return what the upsampler before a level reads for a box, in cells of the coarser level."""
     return upsampler_input(with_halo(box, level, shape)).clipped(Box(0, 0, *shape).scaled(2 ** (level - 1)))
 
 
@@ -222,7 +228,7 @@ def _levels(grid: BoolGrid, found: list[Box]) -> Iterator[tuple[int, list[Box]]]
 
 
 def frame_areas(cells: int) -> Areas:
-    """What a dense decode computes.
+    """Return the areas that a dense decode computes.
 
     Args:
         cells: latent cells of the frame.
@@ -231,7 +237,7 @@ def frame_areas(cells: int) -> Areas:
 
 
 def box_areas(grid: BoolGrid) -> Areas:
-    """What a sparse decode computes for a mask, booleans [h, w]."""
+    """Return the areas that a sparse decode computes for a mask, booleans [h, w]."""
     found = boxes(grid)
     if found == [Box(0, 0, *grid.shape)]:
         return frame_areas(grid.size)
