@@ -69,10 +69,10 @@ class Engine(DenseSteps):
             text: embeddings [B, T, D].
             callback: called before every step.
             blend_source: cells, and the source whose latents stay outside them, which begins with the same latents.
-            path: of DDPM inversion, latents before every step and at the end [1, 4, h, w]: the noise that leads from
-                each to the next is found.
+            path: The path of DDPM inversion: latents before every step and at the end [1, 4, h, w]. The noise that
+                leads from each to the next is found.
             start: index of the first step to run; those before are taken over from the source.
-            inpaint_inputs: as in `Trajectory`.
+            inpaint_inputs: The inputs of an inpainting UNet, see `Trajectory`.
         """
         trajectory, source = (
             Trajectory(config, inpaint_inputs=inpaint_inputs),
@@ -114,11 +114,11 @@ class Engine(DenseSteps):
         """DDIM inversion that caches the features of every step, as a sampler on the same path would.
 
         Args:
-            config: of the source.
+            config: The config of the source.
             text: embeddings [B, T, D].
             clean: latents [1, 4, h, w] of the picture.
             callback: called before every step.
-            inpaint_inputs: as in `Trajectory`.
+            inpaint_inputs: The inputs of an inpainting UNet, see `Trajectory`.
 
         Raises:
             InputError, NumericsError: as `inversion.invert_ddim`.
@@ -223,7 +223,7 @@ class Engine(DenseSteps):
             source: the trajectory to edit.
             edits: one a frame; they differ in what adapters read alone, and have no dense steps.
             callback: called before every step.
-            pads: as in `References.clip_conditions`.
+            pads: The pictures before the first frame and after the last, see `References.clip_conditions`.
 
         Returns:
             Final latents [1, 4, h, w] of every frame.
@@ -256,7 +256,7 @@ class Engine(DenseSteps):
         return list(latents.split(1))
 
     def can_batch(self, source: Trajectory, edits: Sequence[LatentEdit]) -> bool:
-        """Whether captured graphs can run several edits of a source in one batch.
+        """Return whether captured graphs can run several edits of a source in one batch.
 
         Args:
             source: the trajectory to edit.
@@ -300,7 +300,7 @@ class Engine(DenseSteps):
         )
 
     def _sparse_work(self, edits: Sequence[LatentEdit], i: int) -> StepWork:
-        """Of a sparse step; edits that share a batch have alike masks."""
+        """Return the work of a sparse step; edits that share a batch have alike masks."""
         plan = plans_of(self.executor, edits[0])[i]
         rows, config = tuple(level.rows for level in plan.levels), edits[0].config
         return StepWork(rows, self.sizes(config), len(edits) * self.batch(config))

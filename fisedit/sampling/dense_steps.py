@@ -41,7 +41,7 @@ class DenseSteps(EngineBase):
 
         Args:
             source: the trajectory to edit.
-            config: of the edit.
+            config: The config of the edit.
             text: embeddings [B, T, D] of the edit.
             step: index of the step, 0 to N - 1.
 
@@ -52,7 +52,7 @@ class DenseSteps(EngineBase):
         return recorded[1] if recorded is not None and torch.equal(recorded[0], text[:1]) else None
 
     def _dense_work(self, config: GenerationConfig) -> StepWork:
-        """Of a dense step."""
+        """Return the work of a dense step."""
         sizes = self.sizes(config)
         return StepWork(sizes, sizes, self.batch(config))
 
@@ -93,8 +93,8 @@ class DenseSteps(EngineBase):
         """Encode a recorded step, and move it to host memory or to disk if what is before it is full.
 
         Args:
-            features: as they were recorded.
-            config: of the trajectory.
+            features: The features of the step as they were recorded.
+            config: The config of the trajectory.
             i: the step.
             before: steps of its trajectory that were recorded before it.
             remake: makes it again; None where that cannot be done.
@@ -116,7 +116,7 @@ class DenseSteps(EngineBase):
             self.tiers.add(step, i, remake, disposable=disposable)
 
     def _remake_is_faster(self, config: GenerationConfig, nbytes: int) -> bool:
-        """Whether a dense step takes less than reading a page of so many bytes, by this machine's cost table."""
+        """Return whether a dense step takes less than reading a page of so many bytes, by this machine's cost table."""
         if self.table is None or "disk read" not in self.table.rates:
             return False
         sizes = self.sizes(config)
@@ -126,8 +126,8 @@ class DenseSteps(EngineBase):
         """A source from its pages, whose steps are read when an edit needs them.
 
         Args:
-            config: of the source.
-            pages: as `trajectory_pages.to_pages` made them.
+            config: The config of the source.
+            pages: The pages that `trajectory_pages.to_pages` made.
             made_with: identifies model and settings, as in `to_pages`.
 
         Raises:
@@ -145,7 +145,7 @@ class DenseSteps(EngineBase):
     def _remake(
         self, config: GenerationConfig, text: Tensor | None, i: int, latents: Tensor, inpaint_inputs: Tensor | None
     ) -> StepFeatures:
-        """What a dense step of a trajectory recorded, made again to the bit; without embeddings the prompt is encoded.
+        """Make again, to the bit, what a dense step of a trajectory recorded; without embeddings the prompt is encoded.
 
         Raises:
             PageError: the model's LoRAs or adapters are others now.

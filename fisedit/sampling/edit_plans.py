@@ -1,4 +1,4 @@
-"""What an edit computes at each of its steps: row plans of its cells, and the keys that it attends with.
+"""The plans of an edit's steps: row plans of its cells, and the keys that it attends with.
 
 Knows edits and executors; runs no step.
 """
@@ -37,7 +37,7 @@ def plans_of(executor: Executor, edit: LatentEdit) -> dict[int, SparsePlan]:
 def _plan(
     executor: Executor, edit: LatentEdit, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None
 ) -> SparsePlan:
-    """Of one sparse step; other arguments as in `row_plan`."""
+    """Return the plan of one sparse step; other arguments as in `row_plan`."""
     plan = row_plan(executor, grid, dilation, extra_cells)
     if edit.erases:
         plan = hide_keys(plan, grid)
@@ -64,7 +64,7 @@ def row_plan(executor: Executor, grid: BoolGrid, dilation: int, extra_cells: Boo
     """The plan that computes a dilated mask.
 
     Args:
-        executor: whose levels it has.
+        executor: The executor whose levels the plan has.
         grid: booleans [h, w], the mask.
         dilation: latent cells computed beyond it, 0 or more.
         extra_cells: booleans [h, w], cells that are computed too, or None.

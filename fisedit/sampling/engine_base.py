@@ -1,4 +1,4 @@
-"""What denoising needs to know of a model: its samplers, grids, text, adapters, costs and the size of its records."""
+"""The parts of a model that denoising needs: samplers, grids, text, adapters, costs and the size of its records."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class EngineBase:
 
     Args:
         pipe: the model.
-        graphs: of the pipeline's UNet, if others have some already; None for the default, on CUDA devices.
+        graphs: The graphs of the pipeline's UNet, if others have some already; None for the default, on CUDA devices.
         budget: bytes of features that a source keeps on the device, and that captured graphs gather there for an edit;
             None for no limit. Steps that do not fit wait in host memory.
-        encoding: of recorded features.
+        encoding: The encoding of recorded features.
         tiers: where recorded steps lie; None for memory without a bound.
 
     Attributes:
@@ -74,7 +74,7 @@ class EngineBase:
         return {site.name: site for site in self.executor.sites if site.role is not Role.QUERY}
 
     def guided(self, config: GenerationConfig) -> bool:
-        """Whether both branches run; distilled models take guidance as an input instead."""
+        """Return whether both branches run; distilled models take guidance as an input instead."""
         return config.guided and self.pipe.unet.config.time_cond_proj_dim is None
 
     def refresh(self) -> None:
@@ -93,7 +93,7 @@ class EngineBase:
         """The adapters of a config's step with what they read of its references, or None.
 
         Args:
-            config: of the picture.
+            config: The config of the picture.
             step: its index.
 
         Raises:
@@ -102,10 +102,10 @@ class EngineBase:
         return AdapterStack(self.references.conditions(config, self.batch(config), step)) if config.like else None
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
-        """What evaluations and decodes of a config cost.
+        """Return what evaluations and decodes of a config cost.
 
         Args:
-            config: of the source or the edit.
+            config: The config of the source or the edit.
             recorded: the source was made with the config's adapters, so that edits read all that they recorded.
         """
         executor = self.executor
@@ -124,7 +124,7 @@ class EngineBase:
         return round(sum(share * adapter.macs(*arguments, recorded=recorded) for adapter, share in shares))
 
     def has_adapter_features(self, trajectory: Trajectory, config: GenerationConfig) -> bool:
-        """Whether a trajectory's features include those of a config's adapters."""
+        """Return whether a trajectory's features include those of a config's adapters."""
         return self.references.are_recorded(config, trajectory.features)
 
     def batch(self, config: GenerationConfig) -> int:
@@ -142,11 +142,11 @@ class EngineBase:
     def record_size(
         self, config: GenerationConfig, encoding: FeatureEncoding | None = None, itemsize: int = 0
     ) -> RecordSize:
-        """What a config's steps record.
+        """Return the size of what a config's steps record.
 
         Args:
-            config: of the picture.
-            encoding: of a source's maps; None for the engine's.
+            config: The config of the picture.
+            encoding: The encoding of a source's maps; None for the engine's.
             itemsize: bytes of a number of the model; 0 for what it has now.
         """
         sites, size, now = self.executor.sites, itemsize or self.pipe.unet.dtype.itemsize, self.encoding
@@ -156,9 +156,9 @@ class EngineBase:
         """Bytes that dense steps from one on record.
 
         Args:
-            config: of the picture.
+            config: The config of the picture.
             start: the first step.
-            size: of its steps; None for `record_size`.
+            size: The size of its steps; None for `record_size`.
         """
         size = size or self.record_size(config)
         timesteps = self.sampler(config).timesteps
@@ -178,9 +178,9 @@ class EngineBase:
 
         Args:
             config: scheduler, steps, seed and size.
-            source: whose noises are used, if inversion found some.
-            noises: of every step, instead; None for the source's.
-            linear: as a `LinearSampler`, which never makes the host wait, where the scheduler's steps are linear.
+            source: The source whose noises are used, if inversion found some.
+            noises: The noises of every step, instead; None for the source's.
+            linear: Return a `LinearSampler`, which never makes the host wait, where the scheduler's steps are linear.
         """
         unet, scheduler_config = self.pipe.unet, self.pipe.scheduler.config
         if noises is None:

@@ -46,10 +46,10 @@ def invert_ddim(
         pipe: the pipeline.
         config: steps and scheduler.
         latents: clean, [1, 4, h, w].
-        evaluate: evaluates the model at a time that no step of the sampler has: called with (timestep, latents
-            [1, 4, h, w]), it returns the prediction [1, 4, h, w].
-        predict: evaluates the model as the sampler's i-th step will, from the last to the first: called with (i,
-            latents [1, 4, h, w]), it returns the prediction [1, 4, h, w].
+        evaluate: Evaluates the model at a time that no step of the sampler has. It is called with (timestep, latents
+            [1, 4, h, w]), and returns the prediction [1, 4, h, w].
+        predict: Evaluates the model as the sampler's i-th step will, from the last to the first. It is called with (i,
+            latents [1, 4, h, w]), and returns the prediction [1, 4, h, w].
 
     Returns:
         N + 1 latents, noise first, the given ones last.
@@ -82,8 +82,8 @@ def invert_ddim(
 def noise_latents(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
     """Clean latents with the noise of every step's time, drawn independently for each.
 
-    Independent noise keeps the picture's structure in the noise that then leads from one to the next, where a path that
-    a sampler could have taken hides it.
+    Independent noise keeps the picture's structure in the noise that then leads from one to the next. A path that a
+    sampler could have taken hides it.
 
     Args:
         pipe: the pipeline.

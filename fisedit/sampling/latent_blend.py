@@ -23,9 +23,10 @@ class LatentBlend:
     """Latents before a step, of which those outside the cells that an edit changes are its source's.
 
     Args:
-        cells: of one edit, or of several that share a batch.
+        cells: The active cells of one edit, or of several that share a batch.
         source: the trajectory that is edited.
-        config: of the edit; where its seed is another, cells begin with its own noise over the finished source.
+        config: The config of the edit. Where its seed is another, cells begin with its own noise over the finished
+            source.
         start: index of the first step.
     """
 
@@ -54,7 +55,7 @@ class LatentBlend:
         Args:
             i: index of the step.
             latents: [E, 4, h, w] as the step before made them.
-            sampler: whose noise is the edit's.
+            sampler: The sampler whose noise is the edit's.
         """
         return self._with_noise(i, torch.where(self._inside(i - 1), latents, self._source.latents[i]), sampler)
 

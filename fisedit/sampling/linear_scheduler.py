@@ -1,7 +1,7 @@
 """A sampler whose steps are sums: what diffusers' scheduler makes of latents and predictions, found by running it once.
 
 The schedulers here are linear in the latents, the predictions and the noise. Their coefficients are found by one run on
-small tensors of the host; from then on a step is arithmetic on the device, and the host waits for nothing. One that is
+small tensors of the host. From then on a step is arithmetic on the device, and the host waits for nothing. One that is
 not linear (clipping, thresholds, longer memories) is left as it is. Knows samplers, as `scheduler` does.
 """
 
@@ -54,8 +54,8 @@ def coefficients(
 ) -> tuple[Coefficients, ...] | None:
     """The coefficients of a scheduler's steps, None where a step is not linear in latents, predictions and noise.
 
-    They are found by one run over columns that do not mix: in each, the latents or the prediction of one step is 1 and
-    all else 0; some hold noise alone, and some hold random numbers, by which the result is checked.
+    They are found by one run over columns that do not mix. In each, the latents or the prediction of one step is 1 and
+    all else 0. Some hold noise alone, and some hold random numbers, by which the result is checked.
 
     Args:
         config: scheduler, steps and seed.

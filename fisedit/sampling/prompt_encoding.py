@@ -38,7 +38,7 @@ class PromptEncoder:
 
     Args:
         pipe: the model.
-        graphs: of the pipeline, which may hold the encoder's.
+        graphs: The graphs of the pipeline, which may hold the encoder's.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs) -> None:
@@ -51,7 +51,7 @@ class PromptEncoder:
         T is 77 for every chunk of the longer prompt.
 
         Args:
-            config: of the picture.
+            config: The config of the picture.
             guided: whether both branches run.
         """
         with self._graphs.cache.captured_encoder(self._pipe.text_encoder):
@@ -130,9 +130,9 @@ def encode_prompts(
     """Encode a config's prompt and those of regions; says so where the encoder cannot read all of them.
 
     Args:
-        pipe: whose words are read.
-        encode: of its engine: a config's prompt to embeddings.
-        config: of the picture.
+        pipe: The pipeline whose words are read.
+        encode: The encoder of its engine: maps a config's prompt to embeddings.
+        config: The config of the picture.
         regional: prompts of regions.
         reads_nothing: the edit reads no words, though later edits are made from the prompt's.
 

@@ -63,15 +63,15 @@ SCHEDULERS: dict[SchedulerName, tuple[Any, dict[str, Any]]] = {
 class Sampler:
     """One run of a config's scheduler, from first noise to last latents; make a new one for every run.
 
-    The noise is that of diffusers' pipelines: a CPU generator seeded with the config's seed draws the first latents and
+    The noise is that of diffusers' pipelines. A CPU generator seeded with the config's seed draws the first latents and
     then, for stochastic samplers, every step's noise. So an edit meets the very noise its source met.
 
     Args:
         config: scheduler, steps, seed and size.
         scheduler_config: the model's scheduler config (betas, prediction type, offsets).
         channels: latent channels.
-        device: of the latents.
-        dtype: of the latents.
+        device: The device of the latents.
+        dtype: The dtype of the latents.
         noises: [1, C, h, w] of every step, which then is DDPM's (DDIM's with eta 1); () for the scheduler's own.
     """
 
@@ -107,7 +107,7 @@ class Sampler:
         self.latents: Tensor = self._first_noise * self._scheduler.init_noise_sigma
         """The first latents [1, C, h, w]."""
         self.estimate: Tensor = self.latents
-        """What the last step took for the clean latents, or its latents where the scheduler does not say."""
+        """The clean latents as the last step estimated them, or its latents where the scheduler does not say."""
 
     def noised(self, clean: Tensor, step: int) -> Tensor:
         """Latents before a step that come from others by the seed's noise, as diffusers' image-to-image begins.
@@ -201,7 +201,7 @@ def _check_knows(name: SchedulerName, scheduler_config: Mapping[str, Any]) -> No
 
 @lru_cache
 def _predicts(name: SchedulerName, prediction: str) -> bool:
-    """Whether a sampler knows a prediction type, which diffusers' classes tell in a step alone: one is tried."""
+    """Return whether a sampler knows a prediction type, which diffusers' classes tell in a step alone: one is tried."""
     kind, changes = SCHEDULERS[name]
     scheduler, nothing = kind.from_config({"prediction_type": prediction}, **changes), torch.zeros(1, 4, 1, 1)
     scheduler.set_timesteps(4)
@@ -223,8 +223,11 @@ def _check_first(name: SchedulerName, scheduler: Any) -> None:
 
 
 def mask_steps(timesteps: Tensor, count: int = 4) -> tuple[int, ...]:
-    """Steps whose attention separates objects: at most `count`, evenly over timesteps 150 to 350, where the maps of
-    drawn objects localise best; the nearest to 250 if none lies there."""
+    """Steps whose attention separates objects.
+
+    They are at most `count`, evenly over timesteps 150 to 350, where the maps of drawn objects localise best. If none
+    lies there, the nearest to 250 is taken.
+    """
     times = timesteps.float()
     candidates = ((times >= 150) & (times <= 350)).nonzero().flatten().tolist()
     if not candidates:

@@ -37,7 +37,7 @@ class Trajectory:
         captured: number of its steps that were replayed from captured graphs.
         uncaptured: why others were not, or "".
         feature_deltas: what its dense steps found changed outside its mask, where others are sparse.
-        unconditional: of the unconditional branch at the first step the text [1, T, D] and the prediction [1, 4, h, w],
+        unconditional: The text [1, T, D] and the prediction [1, 4, h, w] of the unconditional branch at the first step,
             if that was recorded: an edit begins with the same.
         inpaint_inputs: [1, 5, h, w] that an inpainting UNet reads after the latents, a mask and the latents of the
             picture without what it marks; None for other UNets.
@@ -105,7 +105,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class AttentionInjection:
-    """How much of its source's structure an edit keeps, as in prompt-to-prompt (arXiv 2208.01626).
+    """The part of its source's structure that an edit keeps, as in prompt-to-prompt (arXiv 2208.01626).
 
     Args:
         steps: first steps in which, inside the mask, self-attention is the source's and so are the keys of kept words.
@@ -139,7 +139,7 @@ class LatentEdit:
         config: the source's with the new prompt.
         text: embeddings [B, T, D].
         text_keys: keys and values of the text by projection, filled as they are needed.
-        cells: that it changes, by step.
+        cells: The cells that it changes, by step.
         dilation: latent cells computed beyond them, one number per step, or `DENSE_STEP`.
         start: index of the first step to run; those before are taken over from the source.
         injection: what is kept of the source's attention, or None.
@@ -147,7 +147,7 @@ class LatentEdit:
         erases: cells inside do not attend to one another.
         read_text: embeddings [B, T, D] that are read instead of `text`, of which later masks are made; None for those.
         regional: regions [h, w] whose cells attend to embeddings [B, T, D] of their own.
-        inpaint_inputs: as in `Trajectory`.
+        inpaint_inputs: The inputs of an inpainting UNet, see `Trajectory`.
     """
 
     config: GenerationConfig

@@ -15,7 +15,7 @@ from fisedit.sparse.vae_decode import DecoderCache
 
 
 class TrajectoryCache:
-    """What was recorded, least recently used first out.
+    """The recorded trajectories, least recently used first out.
 
     Args:
         max_bytes: in memory.
@@ -34,8 +34,8 @@ class TrajectoryCache:
 
         Args:
             key: the result.
-            trajectory: of the result.
-            decoder: of the result's decode.
+            trajectory: The trajectory of the result.
+            decoder: The cache of the result's decode.
             base: the result that the trajectory is an overlay of, None for a dense one.
         """
         self._sizes[key] = trajectory.own_bytes + decoder.own_bytes
@@ -57,7 +57,7 @@ class TrajectoryCache:
         return self._entries[key]
 
     def __contains__(self, key: str) -> bool:
-        """Whether a result's trajectory is here."""
+        """Return whether a result's trajectory is here."""
         return key in self._entries
 
     @property
@@ -78,8 +78,10 @@ class TrajectoryCache:
             self._parents.pop(key, None)
 
     def make_room(self, size: int, keep: str) -> None:
-        """Page steps out until so many bytes more fit; where they cannot be, drop what was used least, but for `keep`
-        and what it lies over."""
+        """Page steps out until so many bytes more fit.
+
+        Where they cannot be, drop what was used least, but for `keep` and what it lies over.
+        """
         self.tiers.make_room(size + max(0, self.bytes - self.tiers.bytes))
         size = 0 if self.tiers.can_page else size  # of what comes, steps go to disk as they come
         while self.bytes + size > self.max_bytes:
@@ -90,5 +92,5 @@ class TrajectoryCache:
             del self._entries[oldest]
 
     def _paged_bytes(self, trajectory: Trajectory, decoder: DecoderCache) -> int:
-        """Of what a trajectory and its decode recorded, the bytes on disk."""
+        """Return the bytes on disk of what a trajectory and its decode recorded."""
         return self.tiers.paged_bytes((*trajectory.features[trajectory.start :], decoder.features))

@@ -43,7 +43,7 @@ class RecordedSource:
 
 
 def to_pages(source: RecordedSource, made_with: str) -> list[Callable[[], bytes]]:
-    """What returns the bytes of each page.
+    """Return the functions that return the bytes of each page.
 
     Args:
         source: made by dense steps alone.
@@ -84,11 +84,11 @@ def from_pages(
     """A source whose steps are on disk until they are read; they are not in the tiers yet.
 
     Args:
-        config: of the source.
-        pages: of `to_pages`.
+        config: The config of the source.
+        pages: The pages, from `to_pages`.
         made_with: identifies model and settings, as in `to_pages`.
-        tiers: that will bring the steps into memory.
-        device: of the model.
+        tiers: The tiers that will bring the steps into memory.
+        device: The device of the model.
 
     Raises:
         PageError: the first page is gone or damaged, or the pages were made with another model or other settings.
@@ -104,7 +104,7 @@ def from_pages(
 
 
 def _parse(first: dict[str, Tensor], device: torch.device) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """What the first page tells of the steps, and its tensors by group."""
+    """Return what the first page tells of the steps, and its tensors by group."""
     about: dict[str, Any] = json.loads(first.pop(_ABOUT).numpy().tobytes())
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in first.items():

@@ -60,7 +60,7 @@ class _Entry:
 
     Args:
         index: The index of the step in its trajectory.
-        size: The size of its maps, in bytes.
+        size: The size of its maps, and whether they are counted in memory.
         used: when its trajectory was last recorded or read.
         page: on disk, None where there is none yet.
         remake: makes it again; None where that cannot be done.

@@ -1,7 +1,8 @@
-"""The tensors that every step of an edit reads: resident on the device within a budget, else fetched from host memory.
+"""The tensors that every step of an edit reads: on the device within a budget, else in host memory and fetched ahead.
 
 Tensors that do not fit lie in pinned host memory. Those of the step that comes next travel on a stream of their own
-while the step before runs. Knows tensors and streams; knows nothing about what they hold."""
+while the step before runs. Knows tensors and streams; knows nothing about what they hold.
+"""
 
 from __future__ import annotations
 

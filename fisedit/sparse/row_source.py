@@ -1,6 +1,7 @@
 """The source of blocks' rows, and what is kept of them.
 
-It is all that differs between an eager, a captured and a decoder's evaluation."""
+It is all that differs between an eager, a captured and a decoder's evaluation.
+"""
 
 from __future__ import annotations
 

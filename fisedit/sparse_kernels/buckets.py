@@ -1,8 +1,8 @@
 """Padded plans: index tables of any mask in buffers of a few shapes.
 
 A captured CUDA graph holds addresses and shapes. So the tables of a plan are in device buffers whose shapes depend on
-its bucket alone, and another mask is written into the same buffers. Padding rows read the zero row only, and no row
-reads them. Knows index arithmetic only, as `row_plan` does.
+its bucket alone. Another mask is written into the same buffers. Padding rows read the zero row only, and no row reads
+them. Knows index arithmetic only, as `row_plan` does.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Bucket:
 def choose_bucket(plans: Sequence[SparsePlan]) -> Bucket:
     """Choose the smallest bucket that holds each of some plans.
 
-    A bucket has room for as many halo rows as active rows, and for at least `MIN_HALO_ROWS`, so that masks of one size
+    A bucket has room for as many halo rows as active rows, and for at least `MIN_HALO_ROWS`. So masks of one size
     mostly share a bucket; unused room costs memory only.
 
     Args:
-        plans: of maps of one size, at least one.
+        plans: The plans of maps of one size, at least one.
     """
     levels = list(zip(*(plan.levels for plan in plans), strict=True))
     rows = tuple(bucket_size(max(level.rows for level in same)) for same in levels)
@@ -101,7 +101,7 @@ class RowPlacement:
             batch: items, B.
             rows: padded rows of each, R.
             size: positions of the map, H * W.
-            device: of the buffers.
+            device: The device of the buffers.
         """
         return RowPlacement(
             torch.full((batch, rows), size, device=device),
@@ -129,10 +129,10 @@ class LevelTables:
     A kernel map is int32 [B, R_out, 9], indices into [active rows with padding | halo rows with padding | zero row].
 
     Args:
-        placement: of the level's rows.
+        placement: The placement of the level's rows.
         same: kernel map of the level's own convs.
-        down: that of the downsampler's conv, or None where there is none.
-        up: that of the upsampler's conv, or None where there is none.
+        down: The kernel map of the downsampler's conv, or None where there is none.
+        up: The kernel map of the upsampler's conv, or None where there is none.
     """
 
     placement: RowPlacement
@@ -148,7 +148,7 @@ class PlanTables:
         bucket: shapes of the buffers.
         sizes: positions H * W of each level, finest first.
         batch: items, B; item b has the plan b % (number of plans), as the guidance branches follow one another.
-        device: of the buffers.
+        device: The device of the buffers.
     """
 
     def __init__(self, bucket: Bucket, sizes: Sequence[int], batch: int, device: torch.device) -> None:
@@ -175,7 +175,7 @@ class PlanTables:
         """Write one plan for each edit in place, without synchronising with the device.
 
         Args:
-            plans: that fit the bucket; their number divides B.
+            plans: The plans that are written; they fit the bucket, and their number divides B.
         """
         assert self.batch % len(plans) == 0, (self.batch, len(plans))
         for item in range(self.batch):

@@ -1,4 +1,4 @@
-"""What kernels take beside plain tensors: rows in two tensors, recorded maps and where they lie, and epilogues.
+"""The operands of kernels beside plain tensors: rows in two tensors, recorded maps and where they lie, and epilogues.
 
 Rows are [B, R, C]; see `fisedit.values` for the legend.
 """
@@ -25,8 +25,8 @@ class DevicePointer(NamedTuple):
 
     Args:
         address: int64 [1], on the device.
-        shape: of the tensor.
-        dtype: of the tensor.
+        shape: The shape of the tensor.
+        dtype: The dtype of the tensor.
     """
 
     address: Tensor
@@ -56,7 +56,7 @@ class RecordedInput(Protocol):
 
 
 class ConvEpilogue(NamedTuple):
-    """What is added to the outputs of a convolution.
+    """The addends of a convolution's outputs.
 
     Args:
         time: [B, C_out], added to every row; or None.
@@ -83,7 +83,7 @@ def join_rows(rows: Rows) -> Tensor:
 
 
 QUANTISED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-"""What a number may be kept in: whole steps, as fine everywhere, or floats, finer near zero."""
+"""The types that a number may be kept in: whole steps, as fine everywhere, or floats, finer near zero."""
 
 
 def quantise(rows: Tensor, heads: int, kind: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The interface of the kernels: shape checks, and the only switch between backends.
 
 FISEDIT_KERNELS, or `use`, chooses the backend. "reference" is the specification; all others are optimisations of it.
-"fast", the default, is torch's kernels on every device; on CUDA a kernel of Triton's replaces one of them where
+"fast", the default, is torch's kernels on every device. On CUDA a kernel of Triton's replaces one of them where
 `tuning.TRITON_ROWS` says that it is faster. "triton" and "xformers" (torch's kernels with attention by xFormers) run
 where they are chosen by name, and raise where they cannot. Knows no model; kernels see rows and index tables.
 """
@@ -111,7 +111,7 @@ def use(name: str) -> Iterator[None]:
 
 
 def reads_in_place() -> bool:
-    """Whether attention reads recorded keys and values through a `operands.DevicePointer`."""
+    """Return whether attention reads recorded keys and values through a `operands.DevicePointer`."""
     return _backend.get() == TRITON
 
 
@@ -317,7 +317,7 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> 
 
 @layer("group norm")
 def row_statistics(rows: Tensor, groups: int) -> Tensor:
-    """What every row has part in its groups' statistics; see `reference.row_statistics`."""
+    """Return the part that every row has in its groups' statistics; see `reference.row_statistics`."""
     assert rows.ndim == 3 and not rows.shape[2] % groups, (rows.shape, groups)
     result: Tensor = _kernels("row_statistics", rows).row_statistics(rows, groups)
     return result
@@ -376,7 +376,7 @@ def cross_attention(
 
 
 def time_projections(timestep: Tensor, frequencies: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """What every ResNet block adds for a time; see `reference.time_projections`."""
+    """Return what every ResNet block adds for a time; see `reference.time_projections`."""
     assert timestep.shape == (1,) and layers[0][0].shape[1] == 2 * len(frequencies), (timestep.shape, len(frequencies))
     result: Tensor = _kernels("time_projections", layers[0][0]).time_projections(timestep, frequencies, layers)
     return result

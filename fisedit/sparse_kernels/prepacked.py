@@ -2,10 +2,10 @@
 
 With few rows, reordering a weight takes longer than the product, so that reordered copies are kept. Only parameters are
 packed: one that was written to gets new copies, and its copies are dropped with it. They cost a second copy of every
-weight that sparse steps multiply by, 1.6 GB of SD 1.5, and take 8 % off a step of 5 % of the picture, 4 % off one of
-15 %; and another copy of the convs of whole maps, 1 GB, which takes 3 % off a dense step.
+weight that sparse steps multiply by, 1.6 GB of SD 1.5. They take 8 % off a step of 5 % of the picture, and 4 % off one
+of 15 %. Another copy of the convs of whole maps is 1 GB, and takes 3 % off a dense step.
 
-A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does so: maps and rows stay in bf16, and are widened for
+A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does so. Maps and rows stay in bf16, and are widened for
 a large conv, or for a product with a large packed weight. The copies are then in float32, 3.3 GB, and the convs of
 whole maps have none. On a Xeon that takes a quarter off sparse steps and a third off dense ones.
 
@@ -43,7 +43,7 @@ class _Copy:
     """A reordered copy of a weight.
 
     Args:
-        weight: that was copied.
+        weight: The weight that was copied.
         state: address, version and dtype of the weight at that time.
         sample: some of its numbers at that time.
         packed: the weight in oneDNN's order.
@@ -172,18 +172,18 @@ def _can_pack(weight: Tensor) -> bool:
 
 
 def _multiplies_bf16() -> bool:
-    """Whether the CPU multiplies bf16, and oneDNN may use it: ONEDNN_MAX_CPU_ISA can forbid that."""
+    """Return whether the CPU multiplies bf16, and oneDNN may use it: ONEDNN_MAX_CPU_ISA can forbid that."""
     cpu = torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 (torch has no public name)
     return cpu and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 (likewise)
 
 
 def _widens_copy(weight: Tensor) -> bool:
-    """Whether a weight's copy is in float32."""
+    """Return whether a weight's copy is in float32."""
     return widens(weight) and weight.numel() >= MIN_WIDENED_NUMEL
 
 
 def widens(x: Tensor) -> bool:
-    """Whether products with a tensor are computed in float32 though it is in bf16."""
+    """Return whether products with a tensor are computed in float32 though it is in bf16."""
     return x.dtype is torch.bfloat16 and x.device.type == "cpu" and tuning.prefers_fp32()
 
 
@@ -248,6 +248,6 @@ def _drop_copy(key: tuple[int, int], weight_ref: ref[Tensor]) -> None:
 
 @cache
 def _available() -> bool:
-    """Whether this build of torch has oneDNN's products with packed weights."""
+    """Return whether this build of torch has oneDNN's products with packed weights."""
     names = "_linear_pointwise", "_convolution_pointwise", "_reorder_linear_weight", "_reorder_convolution_weight"
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)

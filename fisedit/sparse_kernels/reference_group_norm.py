@@ -137,7 +137,7 @@ def mixed_group_norm_affine(
     Args:
         rows: [B, R, C], fresh, without padding.
         recorded: the map.
-        level: of the map; its R active positions are those of the rows.
+        level: The level of the map; its R active positions are those of the rows.
         halo: int64 [G], positions whose rows are wanted: `level.same.halo`, or none.
         groups: divides C.
         weight: [C].
@@ -145,8 +145,8 @@ def mixed_group_norm_affine(
         eps: added to the variance.
 
     Returns:
-        float32 [B, 2, C], scale and shift; the recorded rows [B, G, C] of the halo; the mixed map's `group_statistics`,
-        float64 [B, groups, 2], or None where they are not worth keeping.
+        Scale and shift, float32 [B, 2, C], and the recorded rows [B, G, C] of the halo. Then the mixed map's
+        `group_statistics`, float64 [B, groups, 2], or None where they are not worth keeping.
     """
     mixed = rows if level.whole else recorded.whole().index_copy_(1, level.active, rows)
     affine, statistics = dense_group_norm_affine(mixed, groups, weight, bias, eps)
@@ -154,7 +154,7 @@ def mixed_group_norm_affine(
 
 
 def row_statistics(rows: Tensor, groups: int) -> Tensor:
-    """What every row has part in its groups' statistics.
+    """Return the part that every row has in its groups' statistics.
 
     Args:
         rows: [B, R, C].
@@ -199,9 +199,9 @@ def summed_group_norm_affine(
     Args:
         rows: [B, R, C], fresh.
         recorded: float32 [B, R, 2 * groups], `row_statistics` of the recorded rows of the same positions.
-        statistics: as in `group_norm_affine`.
-        num_rows: as in `group_norm_affine`.
-        count: as in `group_norm_affine`.
+        statistics: The `group_statistics` of the recorded maps, see `group_norm_affine`.
+        num_rows: The number of rows that are not padding, see `group_norm_affine`.
+        count: The number of elements of a group in the map, see `group_norm_affine`.
         weight: [C].
         bias: [C].
         eps: added to the variance.

@@ -1,7 +1,7 @@
 """Sparse plans: which rows of every level an edit computes, which it reads, and the kernel maps of 3x3 convs.
 
 Knows index arithmetic only: no features, no model, no mask making. Features of active positions are kept as compact
-matrices of rows, so every linear, norm and activation is plain; only a 3x3 conv needs the neighbour table built here.
+matrices of rows, so every linear, norm and activation is plain. Only a 3x3 conv needs the neighbour table built here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Crop:
 
     Args:
         table: int64 [height * width], row-major: indices into [active rows | halo rows | one zero row].
-        height: of the region, in positions.
-        width: of the region, in positions.
+        height: The height of the region, in positions.
+        width: The width of the region, in positions.
         output_index: int64 [R_out], the wanted outputs among those of the dense conv, flat.
     """
 
@@ -42,11 +42,11 @@ class Crop:
 
 @dataclass(frozen=True, eq=False)
 class KernelMap:
-    """Which input rows a sparse 3x3 conv multiplies for every output row.
+    """The input rows that a sparse 3x3 conv multiplies for every output row.
 
     Args:
-        table: int64 [R_out * 9], indices into [active rows | halo rows | one zero row] of every output row, in the
-            weight's (ky, kx) order.
+        table: Indices of every output row, int64 [R_out * 9], in the weight's (ky, kx) order. They point into
+            [active rows | halo rows | one zero row].
         halo: int64 [G], positions of the input level that are read but not active.
         stride: 1 or 2.
         crop: the input region of a dense conv that covers the same outputs.
@@ -91,8 +91,8 @@ class Level:
     """One resolution of the UNet.
 
     Args:
-        height: of the map, in positions.
-        width: of the map, in positions.
+        height: The height of the map, in positions.
+        width: The width of the map, in positions.
         active: int64 [R], flat positions computed by an edit, ascending.
         same: kernel map of a 3x3 conv at this level.
         down: kernel map of the downsampler's conv from this level, or None where there is none.
@@ -118,7 +118,7 @@ class Level:
 
     @property
     def whole(self) -> bool:
-        """Whether an edit computes every position."""
+        """Return whether an edit computes every position."""
         return self.rows == self.size
 
     @cached_property
@@ -153,7 +153,7 @@ class TextPart:
 
     Args:
         rows: int64, the active rows.
-        tokens: of the text that they attend to.
+        tokens: The tokens of the text that they attend to.
     """
 
     rows: Tensor
@@ -165,7 +165,7 @@ class SparsePlan:
     """Active rows and kernel maps of every level, finest first.
 
     Args:
-        levels: of the UNet.
+        levels: The levels of the UNet.
         hidden: keys that self-attention leaves out, by level, None where it reads them all; () for all levels.
         text_parts: by level the parts of the text and the rows that attend to them, each row to one; () where every
             row attends to all of it.
@@ -201,7 +201,7 @@ def hide_keys(plan: SparsePlan, grid: BoolGrid) -> SparsePlan:
     Eraser, arXiv 2412.12974). A level that they cover as a whole reads all keys.
 
     Args:
-        plan: whose active rows hold the cells.
+        plan: The plan whose active rows hold the cells.
         grid: booleans [h, w], the cells.
     """
     cells = _active(grid, len(plan.levels))
@@ -219,11 +219,11 @@ def _hidden(level: Level, cells: Tensor) -> HiddenKeys | None:
 def divide_text(plan: SparsePlan, grids: Sequence[BoolGrid], lengths: Sequence[int]) -> SparsePlan:
     """The same plan in which cells attend to the text of their own region.
 
-    A cell attends to the text of the first region that holds it, on a coarser map of the first that holds any of its
-    cells; cells in none attend to the first text.
+    A cell attends to the text of the first region that holds it. A cell of a coarser map attends to that of the first
+    region that holds any of its cells. Cells in no region attend to the first text.
 
     Args:
-        plan: whose active rows hold the regions.
+        plan: The plan whose active rows hold the regions.
         grids: booleans [h, w] of the regions.
         lengths: tokens of the first text and of each region's, which follow one another.
     """

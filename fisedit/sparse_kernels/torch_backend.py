@@ -72,7 +72,7 @@ def gathered_conv(padded: Tensor, kernel_map: KernelMap, weight: Tensor, bias: T
 
     Args:
         padded: [B, R + G + 1, C_in], the zero row last.
-        kernel_map: of the conv.
+        kernel_map: The kernel map of the conv.
         weight: [C_out, C_in, 3, 3].
         bias: [C_out] or None.
     """
@@ -336,9 +336,9 @@ def mixed_tokens(recorded: Tensor, rows: Tensor, placement: RowPlacement) -> Ten
 def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     """See `reference.dense_attention`.
 
-    In bf16: two products and a softmax, in pieces that fit in the cache, which on Zen 4 takes half the time of torch's
-    fused kernel. As scores are rounded, outputs differ by .5 % from float64's, where the fused kernel's differ by .2 %.
-    CPUs that multiply faster in float32 run the fused kernel in float32.
+    In bf16 it is two products and a softmax, in pieces that fit in the cache. On Zen 4 that takes half the time of
+    torch's fused kernel. As scores are rounded, outputs differ by .5 % from float64's, where the fused kernel's differ
+    by .2 %. CPUs that multiply faster in float32 run the fused kernel in float32.
     """
     if query.dtype is not torch.bfloat16 or query.device.type != "cpu" or keys.shape[1] <= MAX_FUSED_KEYS:
         return reference.dense_attention(query, keys, values, heads)

@@ -16,8 +16,9 @@ from fisedit.errors import InputError
 from fisedit.sparse_kernels.row_plan import KernelMap
 
 CROP_WASTE = ((300, 0.0), (1500, 1.1), (1 << 62, 1.3))
-"""(Output rows up to, waste up to which one dense conv over a crop is faster than gather-then-linear), measured in bf16
-on two Zen 5 cores."""
+"""Upper bounds of (output rows, waste) up to which one dense conv over a crop is faster than gather-then-linear.
+
+They were measured in bf16 on two Zen 5 cores."""
 
 ANY = 1 << 62
 
@@ -46,7 +47,7 @@ SHORT_MAP = 100
 
 
 def prefers_dense_norm(rows: Tensor, size: int) -> bool:
-    """Whether a norm's statistics are faster computed of the whole map than updated by the rows that changed.
+    """Return whether a norm's statistics are faster computed of the whole map than updated by the rows that changed.
 
     Args:
         rows: [B, R, C].
@@ -56,12 +57,12 @@ def prefers_dense_norm(rows: Tensor, size: int) -> bool:
 
 
 def prefers_triton(kernel: str, rows: int, channels: int, device: torch.device) -> bool:
-    """Whether Triton's form of a kernel is the faster one.
+    """Return whether Triton's form of a kernel is the faster one.
 
     Args:
         kernel: name in `TRITON_ROWS`.
         rows: rows of all items together, B * R.
-        channels: of each row.
+        channels: The channels of each row.
         device: where they are.
 
     Returns:
@@ -74,10 +75,10 @@ def prefers_triton(kernel: str, rows: int, channels: int, device: torch.device) 
 
 @cache
 def prefers_fp32() -> bool:
-    """Whether this CPU multiplies faster in float32 than in bf16: Intel's without AMX do.
+    """Return whether this CPU multiplies faster in float32 than in bf16: Intel's without AMX do.
 
-    A Xeon computed 75 GMAC/s in bf16 and 110 to 140 in float32; in float32 it took .7 of the time of torch's fused
-    attention in bf16, and .6 of the time of two products.
+    A Xeon computed 75 GMAC/s in bf16 and 110 to 140 in float32. Attention in float32 took .7 of the time of torch's
+    fused attention in bf16, and .6 of the time of two products.
     """
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return "Intel" in capabilities.get("cpu_name", "") and not capabilities.get("amx_bf16", False)
@@ -102,6 +103,6 @@ def quantisation_setting() -> str:
 
 
 def prefers_cropped_conv(kernel_map: KernelMap) -> bool:
-    """Whether one dense conv over the crop is faster than gather-then-linear for a kernel map."""
+    """Return whether one dense conv over the crop is faster than gather-then-linear for a kernel map."""
     limit = next(waste for rows, waste in CROP_WASTE if kernel_map.rows_out <= rows)
     return kernel_map.waste <= limit

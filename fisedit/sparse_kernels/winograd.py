@@ -59,7 +59,7 @@ class Tiles:
 
 
 def is_faster(device: torch.device) -> bool:
-    """Whether this is faster on a device: on a GPU launches cost more than products. "meta" counts as a CPU."""
+    """Return whether this is faster on a device: on a GPU launches cost more than products. "meta" counts as a CPU."""
     return device.type in ("cpu", "meta")
 
 
@@ -69,7 +69,7 @@ def make_tiles(kernel_map: Tensor, outputs: Tensor, width: int, zero: int) -> Ti
     Args:
         kernel_map: int64 [R_out * 9], a `row_plan.KernelMap.table`.
         outputs: int64 [R_out], ascending positions of a map.
-        width: of that map.
+        width: The width of that map.
         zero: index of the zero row.
     """
     cells = [divmod(position, width) for position in outputs.tolist()]
@@ -111,7 +111,7 @@ def conv(rows: Tensor, tiles: Tiles, weights: Sequence[Matrix], bias: Tensor) ->
 
     Args:
         rows: [B, R + G, C_in].
-        tiles: of the conv's outputs.
+        tiles: The tiles of the conv's outputs.
         weights: from `winograd_weights`.
         bias: [C_out].
 

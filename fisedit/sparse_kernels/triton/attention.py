@@ -1,8 +1,9 @@
 """Attention of active queries in Triton: recorded keys and values where nothing is fresh, then the fresh ones.
 
 Softmax does not care about order, so nothing is scattered or copied, and edits of one source share its record. One
-pass with a running maximum, as FlashAttention (arXiv 2205.14135); where there are few queries, programs share the keys,
-and the last one combines their partial sums (see `epilogue`). Needs triton; see `reference` for what it computes.
+pass with a running maximum is made, as in FlashAttention (arXiv 2205.14135). Where there are few queries, programs
+share the keys, and the last one combines their partial sums (see `epilogue`). Needs triton; see `reference` for what
+it computes.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def cross_attention(
 
 
 def _pointer(recorded: RecordedMap) -> Tensor:
-    """What a kernel is given: the map, or the number that says where it lies."""
+    """Return what a kernel is given: the map, or the number that says where it lies."""
     return recorded.address if isinstance(recorded, DevicePointer) else recorded.contiguous()
 
 

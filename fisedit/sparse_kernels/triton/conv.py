@@ -1,9 +1,9 @@
 """The 3x3 convolution of rows: one kernel gathers nine neighbours of every output row, and cuBLAS multiplies them.
 
-The gathering kernel applies GroupNorm's affine and the SiLU, and writes what is added to the product (bias, time
-embedding, residual) where the product is then accumulated. On an H100 one implicit GEMM, whose prologue normed each
-neighbour anew for every tile of output channels, made steps 1.3 to 3.4 times as long (benchmarks/LOG.md). Needs triton;
-see `reference` for what it computes.
+The gathering kernel applies GroupNorm's affine and the SiLU. It writes what is added to the product (bias, time
+embedding, residual) where the product is then accumulated. The alternative is one implicit GEMM, whose
+prologue normed each neighbour anew for every tile of output channels. On an H100 that made steps 1.3 to 3.4 times as
+long (benchmarks/LOG.md). Needs triton; see `reference` for what it computes.
 """
 
 from __future__ import annotations

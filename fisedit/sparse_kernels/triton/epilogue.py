@@ -23,7 +23,7 @@ def wait_for_prior_kernel(PDL: tl.constexpr):
 
 @triton.jit
 def last_to_arrive(counter, programs):
-    """Whether all other programs of a tile have written their partial sums; every program calls it once."""
+    """Return whether all other programs of a tile have written their partial sums; every program calls it once."""
     tl.debug_barrier()  # one thread counts for all: theirs must be written
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
     if last:

@@ -26,14 +26,14 @@ MIN_KEYS = 2
 
 
 class Tile(NamedTuple):
-    """What one program computes.
+    """The part of a product that one program computes.
 
     Args:
-        rows: of the output tile.
-        columns: of the output tile.
+        rows: The rows of the output tile.
+        columns: The columns of the output tile.
         depth: elements of K in one step.
-        warps: of the program.
-        stages: of its software pipeline.
+        warps: The warps of the program.
+        stages: The stages of its software pipeline.
     """
 
     rows: int
@@ -47,10 +47,10 @@ def tile_for(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
     """The tile of a GEMM [rows, channels] x [channels, width] of more rows than were measured: as fills the GPU.
 
     Args:
-        rows: of the output.
+        rows: The rows of the output.
         width: columns of the output.
         channels: length of K.
-        dtype: of the operands.
+        dtype: The dtype of the operands.
     """
     tall = next(size for size in (16, 32, 64, 128) if size >= rows or size == 128)
     if rows * width < 128 * 128 * PROGRAMS:
@@ -61,7 +61,7 @@ def tile_for(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile:
 
 
 class SplitK(NamedTuple):
-    """How the K of one tile is divided.
+    """The division of one tile's K among programs.
 
     Args:
         programs: among how many programs.
@@ -76,7 +76,7 @@ def split_k(tiles: int, blocks: int, least: int | None = None) -> SplitK:
     """Divide K so that the programs fill the GPU.
 
     Args:
-        tiles: of the output.
+        tiles: The number of tiles of the output.
         blocks: blocks of K of each tile.
         least: blocks of each program; None for `MIN_BLOCKS`.
     """
@@ -92,8 +92,9 @@ TILES = {
     "layer_norm": ((64, Tile(32, 64, 64, 4, 4)), (17, Tile(32, 32, 256, 4, 3)), (0, Tile(16, 32, 256, 2, 3))),
     "geglu": ((129, Tile(64, 128, 64, 8, 3)), (33, Tile(64, 64, 128, 8, 3)), (0, Tile(16, 32, 128, 2, 3))),
 }
-"""Kernel -> (rows from, tile), by `python -m fisedit.evaluation.triton_tuning` on an H200, whose figures are in
-benchmarks/LOG.md: a linear layer, one behind a layer norm, and a gated one."""
+"""Kernel -> (rows from, tile): a linear layer, one behind a layer norm, and a gated one.
+
+They were found by `python -m fisedit.evaluation.triton_tuning` on an H200, whose figures are in benchmarks/LOG.md."""
 
 
 def measured_tile(kernel: str, rows: int, channels: int, dtype: torch.dtype) -> Tile | None:
@@ -101,9 +102,9 @@ def measured_tile(kernel: str, rows: int, channels: int, dtype: torch.dtype) -> 
 
     Args:
         kernel: a name in `TILES`.
-        rows: of the output.
+        rows: The rows of the output.
         channels: length of K.
-        dtype: of the operands.
+        dtype: The dtype of the operands.
     """
     if rows > FEW_ROWS or dtype.itemsize != 2:
         return None
@@ -121,11 +122,11 @@ def gemm_tile(
     """The tile of a GEMM of each item's rows, and how its K is divided.
 
     Args:
-        items: whose rows do not share tiles.
-        rows: of each.
+        items: The number of items; their rows do not share tiles.
+        rows: The rows of each item.
         width: columns of the output.
         channels: length of K.
-        dtype: of the operands.
+        dtype: The dtype of the operands.
         beside: channels of the first of two tensors side by side, which no tile's step crosses; 0 for one tensor.
         layer_norm: every program computes its rows' statistics, so that few share K.
     """
@@ -152,23 +153,23 @@ def geglu_tile(rows: int, width: int, channels: int, dtype: torch.dtype) -> Tile
     """The tile of a gated linear layer, which computes two products.
 
     Args:
-        rows: of the output.
+        rows: The rows of the output.
         width: columns of the output.
         channels: length of K.
-        dtype: of the operands.
+        dtype: The dtype of the operands.
     """
     return measured_tile("geglu", rows, channels, dtype) or tile_for(rows, width, channels, dtype)
 
 
 class AttentionTile(NamedTuple):
-    """What one program of an attention computes.
+    """The part of an attention that one program computes.
 
     Args:
-        queries: of one head.
-        keys: that it takes at once.
+        queries: The number of queries of one head.
+        keys: The number of keys that it takes at once.
         programs: among how many programs the keys of these queries are divided.
-        warps: of the program.
-        stages: of its software pipeline.
+        warps: The warps of the program.
+        stages: The stages of its software pipeline.
     """
 
     queries: int
@@ -179,14 +180,14 @@ class AttentionTile(NamedTuple):
 
 
 def attention_tile(heads: int, queries: int, keys: int, width: int, dtype: torch.dtype) -> AttentionTile:
-    """Of an attention over a map.
+    """Return the tile of an attention over a map.
 
     Args:
-        heads: of all items together.
-        queries: of each.
+        heads: The heads of all items together.
+        queries: The queries of each head.
         keys: positions of the map and fresh rows together.
         width: channels of a head.
-        dtype: of the operands.
+        dtype: The dtype of the operands.
     """
     most = 32 if power_of_two(width) > 128 or dtype.itemsize > 2 else 64
     block = min(most, power_of_two(queries))
@@ -195,12 +196,12 @@ def attention_tile(heads: int, queries: int, keys: int, width: int, dtype: torch
 
 
 def cross_tile(queries: int, width: int, dtype: torch.dtype) -> AttentionTile:
-    """Of an attention over the text, which is one program's.
+    """Return the tile of an attention over the text, which is one program's.
 
     Args:
-        queries: of each head.
+        queries: The queries of each head.
         width: channels of a head.
-        dtype: of the operands.
+        dtype: The dtype of the operands.
     """
     wide = power_of_two(width)
     if dtype.itemsize == 2 and queries <= FEW_ROWS and wide <= 128:
@@ -214,12 +215,12 @@ def cross_tile(queries: int, width: int, dtype: torch.dtype) -> AttentionTile:
 
 
 class SumsTile(NamedTuple):
-    """What one program of a group's sums computes.
+    """The part of a group's sums that one program computes.
 
     Args:
         block: rows summed at once.
         chunk: rows that one program sums.
-        warps: of the program.
+        warps: The warps of the program.
     """
 
     block: int
@@ -232,10 +233,10 @@ CHUNK = 512
 
 
 def sums_tile(rows: int) -> SumsTile:
-    """Of sums of a group's rows.
+    """Return the tile of sums of a group's rows.
 
     Args:
-        rows: of each item.
+        rows: The rows of each item.
     """
     return SumsTile(64, CHUNK, 4) if rows <= 64 else SumsTile(128, CHUNK, 4) if rows <= 128 else SumsTile(256, CHUNK, 8)
 
@@ -245,14 +246,14 @@ COUNTERS = 1 << 16
 
 
 PDL = False
-"""Whether kernels are launched while the ones before them run, on GPUs that can: from compute capability 9.0 on."""
+"""True if kernels are launched while the ones before them run, on GPUs that can: from compute capability 9.0 on."""
 
 
 def pdl_options(device: torch.device) -> dict[str, bool]:
     """Arguments of a kernel's launch that say whether it begins while the one before it runs.
 
     Args:
-        device: of the kernel.
+        device: The device of the kernel.
     """
     possible = PDL and _launches_dependents(device)
     return {"PDL": True, "launch_pdl": True} if possible else {"PDL": False}
@@ -271,8 +272,8 @@ def counters(tiles: int, device: torch.device) -> Tensor:
     share one set, as they are replayed on one stream.
 
     Args:
-        tiles: whose K is divided among programs, at most `COUNTERS`.
-        device: of the kernel.
+        tiles: The number of tiles whose K is divided among programs, at most `COUNTERS`.
+        device: The device of the kernel.
     """
     assert tiles <= COUNTERS, tiles
     for_graphs = _zeros(device, None)  # made before the first capture
@@ -309,7 +310,7 @@ def dense(rows: Tensor) -> Tensor:
 
 
 def aligned(*tensors: Tensor) -> bool:
-    """Whether every row [B, R, C] begins at a multiple of 16 bytes and of 16 elements."""
+    """Return whether every row [B, R, C] begins at a multiple of 16 bytes and of 16 elements."""
     return all(not (t.shape[2] | t.stride(0)) % 16 and not t.data_ptr() % 16 for t in tensors)
 
 
