@@ -50,10 +50,10 @@ def parse_region(value: object, load_mask: LoadMask, detect: Detect | None = Non
         value: Decoded JSON. For the words of a prompt it is {"words": ["cat"], "instance": 0}, with [] for the changed
             words. A mask is {"mask": text, "soft": true}. Shapes are {"box": [left, top, right, bottom]}, {"points":
             [[x, y]], "outside": [[x, y]]}, and {"border": [left, top, right, bottom]}. Things that are found are
-            {"detected": ["face"], "threshold": 0.5, "instance": "largest"}, with [] for things of any label. The picture is
-            {"everywhere": true}. A list of regions, or {"any": [...]}, is their union. What they share is {"all":
-            [...]}. The first without the others is {"minus": [...]}. Each may have "grow" and "feather" in latent
-            cells.
+            {"detected": ["face"], "threshold": 0.5, "instance": "largest"}, with [] for things of any label. The whole
+            picture is {"everywhere": true}. A list of regions, or {"any": [...]}, is their union. What they share is
+            {"all": [...]}. The first without the others is {"minus": [...]}. Each may have "grow" and "feather" in
+            latent cells.
         load_mask: from the text of a mask, such as a path.
         detect: what a detector finds in the picture; None where there is no detector.
 
