@@ -1,1 +1,1 @@
-"""What a machine takes for a model: calibration, plans, profiles, and what slows it down."""
+"""The time that a machine takes for a model: calibration, plans, profiles, and the causes of slowness."""

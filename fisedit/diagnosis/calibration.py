@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid, GenerationConfig, OnStep
 
 SECONDS = 20.0
-"""Of a calibration, about; what no table can do without is measured however long it takes."""
+"""The approximate time of a calibration; measurements that every table needs are made however long they take."""
 
 PATTERN = (1, 1, 1, DENSE_STEP, 1, 1)
 """Dilations of an edit's steps: sparse ones before and behind a dense one. The first takes longer, which is setup."""
@@ -55,7 +55,7 @@ FEWEST = 3
 """Runs of edits that a table needs."""
 
 _LAYERS_SHARE = 0.15
-"""Of the seconds that go to single layers, which `fisedit doctor` compares with."""
+"""The share of the seconds that goes to single layers, which `fisedit doctor` compares with."""
 
 _PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 _STATIONS = ("text", "plan", "denoise", "decode")
@@ -63,10 +63,10 @@ _STATIONS = ("text", "plan", "denoise", "decode")
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What is measured, and for how long.
+    """The measurements of a calibration, and their time.
 
     Args:
-        seconds: that it takes, about; at least 0.
+        seconds: The approximate time that it takes; at least 0.
         size: side of the pictures in pixels, 64 to 2048, divisible by 8; None for the model's own, at most `LARGEST`.
 
     Raises:
@@ -90,7 +90,7 @@ def calibrate(
     """Measure the table of a pipeline's model on this machine; the pipeline is left as it is.
 
     Args:
-        pipeline: whose model it is.
+        pipeline: The pipeline of the model.
         settings: for how long, and at which size.
         on_step: called before every step of every run; may raise `Cancelled`.
         clock: returns seconds.
@@ -117,11 +117,12 @@ def calibrate(
 
 
 def never_falling(table: CostTable) -> CostTable:
-    """A table in which no work takes longer than more of it, by isotonic regression: beside other work a calibration
-    measures small edits slower than large ones.
+    """Return a table in which no work takes longer than more of it, by isotonic regression.
+
+    Beside other work a calibration measures small edits slower than large ones.
 
     Args:
-        table: as measured.
+        table: The table that was measured.
     """
     from scipy.optimize import isotonic_regression
 
@@ -136,10 +137,10 @@ def predictions(pipeline: EditPipeline, areas: Sequence[float], size: int, steps
     """Predicted seconds of a source and of edits in square masks, as the planner would run them, ready for JSON.
 
     Args:
-        pipeline: with a table.
+        pipeline: A pipeline with a table.
         areas: shares of the picture, each in (0, 1].
         size: side of the picture in pixels.
-        steps: of the source.
+        steps: The number of the source's steps.
     """
     costs = pipeline.planner.costs(_config(size, steps))
     rows: list[dict[str, object]] = [{"run": "source", "seconds": costs.seconds(None, ())}]
@@ -177,7 +178,7 @@ def shape_mask(area: float, side: int, *, discs: bool, seed: int = 0) -> BoolGri
 
     Args:
         area: approximate share of the cells, in (0, 1].
-        side: of the grid, in latent cells.
+        side: The side of the grid, in latent cells.
         discs: three discs instead of a square.
         seed: where the discs lie.
 
@@ -200,7 +201,7 @@ class _Trial:
 
     Attributes:
         measured: the parts' seconds.
-        record_bytes: that the last source recorded, a step, a latent cell and an item.
+        record_bytes: The bytes that the last source recorded, for each step, latent cell and item.
     """
 
     def __init__(self, pipeline: EditPipeline, on_step: OnStep | None) -> None:
@@ -211,7 +212,7 @@ class _Trial:
         """Make a source, which later edits are of.
 
         Args:
-            config: of the source.
+            config: The settings of the source.
             warm: whether one was made before; else the first run counts for nothing.
         """
         for _ in range(1 if warm else 2):

@@ -54,7 +54,7 @@ def examine(pipe: StableDiffusionPipeline, seconds: float = 2.0, on_step: OnStep
 
     Args:
         pipe: the model.
-        seconds: that a round of layers takes, about.
+        seconds: The approximate time that a round of layers takes.
         on_step: called before every part with (i, n, None).
 
     Returns:
@@ -88,7 +88,7 @@ def _versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _version(name: str) -> str:
-    """Of an installed package; "" where there is none."""
+    """Return the version of an installed package; "" where there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -115,7 +115,7 @@ def thread_costs(size: int = 512, repeats: int = 15) -> dict[str, float]:
 
     Args:
         size: rows and columns.
-        repeats: of which the median counts.
+        repeats: The number of measurements; their median counts.
     """
     before, cores = torch.get_num_threads(), num_cores()
     matrix, taken = torch.ones(size, size), dict[str, float]()
@@ -147,10 +147,10 @@ def _compare(pipe: StableDiffusionPipeline, seconds: float) -> dict[str, Any]:
 
 
 def findings(report: dict[str, Any]) -> list[str]:
-    """What is wrong, a line each.
+    """Return the things that are wrong, a line each.
 
     Args:
-        report: of `examine`, but for this.
+        report: The report of `examine`, but for this.
     """
     found = [
         f"kernel {one['kernel']} is wrong in {one['dtype']}: error {one['error']:.3g}, {one['allowed']:g} allowed"

@@ -28,7 +28,7 @@ class KernelCheck:
 
     Args:
         kernel: its name in `ops`.
-        dtype: of its rows.
+        dtype: The dtype of its rows.
         error: the largest, in spreads of what is expected; nan where the kernel failed.
         failure: what it raised, or "".
     """
@@ -40,7 +40,7 @@ class KernelCheck:
 
     @property
     def right(self) -> bool:
-        """Whether the error is within what the precision allows."""
+        """Return whether the error is within what the precision allows."""
         return not self.failure and self.error <= ALLOWED[getattr(torch, self.dtype)]
 
 
@@ -109,8 +109,8 @@ def check_kernels(device: torch.device, dtype: torch.dtype) -> list[KernelCheck]
     """Run every kernel on a device, and the reference in float64 on the CPU.
 
     Args:
-        device: that computes.
-        dtype: of the rows.
+        device: The device that computes.
+        dtype: The dtype of the rows.
     """
     exact, rounded = _Inputs(torch.device("cpu"), torch.float64), _Inputs(device, dtype)
     return [_check(name, kernel, exact, rounded, str(dtype).removeprefix("torch.")) for name, kernel in KERNELS.items()]

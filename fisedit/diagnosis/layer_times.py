@@ -1,6 +1,6 @@
 """Seconds of single layers, and which of them is slower than its peers.
 
-A machine that is slower as a whole slows every layer alike, so that ratios to earlier times are judged over their
+A machine that is slower as a whole slows every layer alike. Ratios to earlier times are therefore judged over their
 median, and a layer over the median of its kind and level too. Knows a UNet; no pipeline and no table.
 """
 
@@ -30,7 +30,7 @@ FEWEST = 5
 """Evaluations whose fastest one counts; the first of all does not."""
 
 SLOW_RATIO = 1.2
-"""How many times its peers' slowdown a layer's own must be for the layer to be named."""
+"""The ratio of a layer's slowdown to its peers' from which the layer is named."""
 
 ROUNDS = 3
 """Times that a layer must be seen slow, each in other seconds, as a busy machine slows any layer for a while."""
@@ -45,11 +45,11 @@ class LayerDelay:
 
     Args:
         layer: its name.
-        kind: of layer.
-        level: of its map.
-        seconds: that it takes now.
-        before: that it took at calibration.
-        slowdown: of it, over its peers'.
+        kind: The kind of layer.
+        level: The level of its map.
+        seconds: The seconds that it takes now.
+        before: The seconds that it took at calibration.
+        slowdown: The ratio of its slowdown to its peers'.
     """
 
     layer: str
@@ -69,7 +69,7 @@ def layer_seconds(
     Args:
         pipe: the model.
         size: side of the picture in pixels, divisible by 8.
-        seconds: that it takes, about.
+        seconds: The approximate time that it takes.
         on_step: called before every evaluation; may raise `Cancelled`.
     """
     unet, device, side = pipe.unet, pipe.unet.device, size // LATENT_FACTOR
@@ -105,7 +105,7 @@ def slow_layers(
         pipe: the model.
         before: seconds by name, from `layer_seconds`.
         size: side of the picture that they were measured with, in pixels.
-        seconds: that a round takes, about.
+        seconds: The approximate time that a round takes.
     """
     kinds = {site.name: (kind_of(site), site.level) for site in unet_sites(pipe.unet)}
     found: dict[str, LayerDelay] = {}

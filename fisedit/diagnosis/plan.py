@@ -36,7 +36,7 @@ _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """What is planned.
+    """The settings of a plan.
 
     Args:
         size: side of the picture in pixels, 64 to 2048, divisible by 8; None for the model's own.
@@ -121,12 +121,12 @@ def _plan(
 
 @dataclass(frozen=True, eq=False)
 class _Records:
-    """How a source's records are kept.
+    """The way a source's records are kept.
 
     Args:
-        cache_dtype: as in `Editor`.
-        size: of a step.
-        bytes: of all steps.
+        cache_dtype: The argument of `Editor`.
+        size: The bytes of a step.
+        bytes: The bytes of all steps.
         kept: "memory" and "disk" -> steps that are kept there.
         late: seconds that an edit waits for records.
         unplaced: steps that fit nowhere.
@@ -143,7 +143,8 @@ class _Records:
 def _records(
     engine: Engine, config: GenerationConfig, dtype: str, cache_dtype: str, settings: PlanSettings, room: int
 ) -> _Records:
-    """Where a source's steps go within so many bytes of memory, and what is free on the disk, in one cache_dtype."""
+    """Return where a source's steps go within so many bytes of memory, and what is free on the disk, in one
+    cache_dtype."""
     encoding, table, steps = (
         choose_encoding(cache_dtype, engine.executor.device),
         engine.table,
@@ -198,7 +199,7 @@ def _edit(costs: Costs, records: _Records, config: GenerationConfig, area: float
 
 
 def _changes(records: _Records, steps: int, room: int, weights: int) -> list[str]:
-    """What to change where records fit neither in memory nor on the disk, a line each."""
+    """Return what to change where records fit neither in memory nor on the disk, a line each."""
     fit = steps - records.unplaced
     wanted = (weights + records.bytes + (1 << 28)) / (1 << 30)
     taken = (
@@ -214,7 +215,7 @@ def as_rows(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """A plan's source and edits as rows of one table.
 
     Args:
-        plan: of `plan_edits`.
+        plan: The plan that `plan_edits` returned.
     """
     source = {"run": "source", **plan["source"], "growth": "", "dense_steps": "", "fallback": ""}
     return [source, *({"run": f"edit of {one['area']:.0%}", **_without_area(one)} for one in plan["edits"])]

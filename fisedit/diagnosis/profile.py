@@ -1,4 +1,4 @@
-"""What runs spend on which layers: a table by kind and level, and a trace that Chrome's viewer opens.
+"""The seconds of runs by layer: a table by kind and level, and a trace that Chrome's viewer opens.
 
 Knows spans and layer sites; runs nothing itself.
 """
@@ -36,9 +36,9 @@ class Profile:
     """The spans of a model's runs.
 
     Args:
-        recorder: that has them.
+        recorder: The recorder that has them.
         sites: the UNet's.
-        tokens: of the text.
+        tokens: The number of the text's tokens.
     """
 
     def __init__(self, recorder: SpanRecorder, sites: Sequence[LayerSite], tokens: int) -> None:
@@ -50,8 +50,11 @@ class Profile:
         return self._recorder.spans
 
     def rows(self) -> list[dict[str, Any]]:
-        """By kind of layer and level, what takes longest first: calls, seconds that no layer within took, their share,
-        and in the UNet's layers multiply-accumulates and bytes that they read and write at least; ready for JSON."""
+        """Return the rows of a table by kind of layer and level, the longest first, ready for JSON.
+
+        They have calls, seconds that no layer within took, and their share. The UNet's layers also have
+        multiply-accumulates, and the bytes that they read and write at least.
+        """
         found: dict[tuple[str, int], _Entry] = defaultdict(_Entry)
         for span in self.spans:
             step = span.kind.startswith(STEP)
@@ -80,7 +83,7 @@ class Profile:
         """Write `trace` as JSON, whole or not at all. Raises OSError: it cannot be written.
 
         Args:
-            path: of the file.
+            path: The path of the file.
         """
         files.write_json(self.trace(), path)
 

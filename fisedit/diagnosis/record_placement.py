@@ -1,7 +1,7 @@
-"""Where each step's record goes under a limit of memory, so that an edit takes the fewest seconds. Pure values.
+"""The place of each step's record under a limit of memory, so that an edit takes the fewest seconds. Pure values.
 
-A knapsack in which every step takes one of several placements, solved exactly: after every step only the sums that no
-other one beats in both bytes and seconds are kept, as Galvatron and OSDP plan layers for training.
+A knapsack in which every step takes one of several placements, solved exactly. Galvatron and OSDP plan layers for
+training so. After every step only the sums are kept that no other one beats in both bytes and seconds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class RecordPlacement:
     """A way to keep a step's record.
 
     Args:
-        name: of it, such as "memory".
-        bytes: of memory that it takes.
-        seconds: that the step of an edit takes then.
+        name: Its name, such as "memory".
+        bytes: The bytes of memory that it takes.
+        seconds: The seconds that the step of an edit takes then.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How fast this machine moves bytes: through memory, and from the disk that recorded features are kept on."""
+"""The rates at which this machine moves bytes: through memory, and from the disk that recorded features are kept on."""
 
 from __future__ import annotations
 

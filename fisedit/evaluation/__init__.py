@@ -1,1 +1,1 @@
-"""What is measured, and the truth that it is held to: speed, fidelity, masks and quality."""
+"""The measurements of speed, fidelity, masks and quality, and the truth that they are held to."""

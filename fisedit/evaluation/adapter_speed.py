@@ -1,9 +1,9 @@
 """`fisedit bench adapters`: what a reference adapter (arXiv 2410.22901) adds to a sparse step, interleaved, in medians.
 
 Weights are random: of Stable Diffusion 1.5's architecture unless a model is named, and of every family's adapter. The
-same step is run without an adapter, with one over a source that was made with it, and with one over a source that was
-not, at the dilation of `workload`. Shares are of the step without, in the median over turns, so that a machine whose
-speed drifts has little effect.
+same step is run without an adapter and with one, at the dilation of `workload`. With an adapter it runs over a source
+that was made with it, and over a source that was not. Shares are of the step without, in the median over turns, so that
+a machine whose speed drifts has little effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measure_adapter_speed(settings: SpeedSettings, on_step: OnStep | None = None
     """Time steps with and without adapters over squares and ragged masks.
 
     Args:
-        settings: of the benchmark.
+        settings: The settings of the benchmark.
         on_step: called before every measurement with (i, n, None).
 
     Returns:
@@ -77,7 +77,7 @@ def random_adapter(unet: UNet2DConditionModel, family: str) -> RowColumnAdapter:
     """An adapter with random weights whose gains are of order one, laid out as in an editor.
 
     Args:
-        unet: that it fits.
+        unet: The UNet that it fits.
         family: its name.
     """
     adapter = match_unet(fresh_adapter(unet, family), unet)
@@ -140,7 +140,7 @@ class _AdapterBenchmark:
         return row
 
     def _macs(self, rows: Sequence[int]) -> int:
-        """Of the UNet's step that computes so many rows."""
+        """Return the multiply-accumulates of the UNet's step that computes so many rows."""
         sizes = self.engine.sizes(self.config)
         return unet_macs(self.engine.executor.sites, rows, sizes, len(self.latents), self.text.shape[1])
 
@@ -153,7 +153,7 @@ class _AdapterBenchmark:
 
 
 def _summary_row(row: Row) -> Row:
-    """What the adapter adds, in percent of the step without."""
+    """Return the cost that the adapter adds, in percent of the step without."""
     shown: Row = {"family": row["family"], "mask": row["mask"], "area": f"{row['area']:.1%}"}
     for source, name in (("guided source", "with"), ("plain source", "with_over_plain")):
         shown |= {f"{source}, {quantity}": f"{share:+.1%}" for quantity, share in row[f"{name}_share"].items()}

@@ -105,11 +105,11 @@ class ScenePredictions:
     adjectives: Tensor
 
     def objects_found(self, row: int, scene: Scene) -> list[bool]:
-        """Whether each part of a scene is found.
+        """Return for each part of a scene whether it is found.
 
         Args:
-            row: of the picture.
-            scene: that it should show.
+            row: The row of the picture.
+            scene: The scene that it should show.
         """
         return [bool(self.objects[row, WORDS.index(word)]) for word in scene.words]
 
@@ -117,26 +117,26 @@ class ScenePredictions:
         """Number of objects that are found and not in the scene.
 
         Args:
-            row: of the picture.
-            scene: that it should show.
+            row: The row of the picture.
+            scene: The scene that it should show.
         """
         return int(self.objects[row].sum()) - sum(self.objects_found(row, scene))
 
     def background_correct(self, row: int, scene: Scene) -> bool:
-        """Whether the scene's background is found.
+        """Return whether the scene's background is found.
 
         Args:
-            row: of the picture.
-            scene: that it should show.
+            row: The row of the picture.
+            scene: The scene that it should show.
         """
         return BACKGROUND_WORDS[int(self.backgrounds[row])] == scene.background
 
     def adjectives_correct(self, row: int, scene: Scene) -> list[bool]:
-        """Whether each colour and size in a scene is found of its object; never of an absent one.
+        """Return for each colour and size in a scene whether it is found of its object; never of an absent one.
 
         Args:
-            row: of the picture.
-            scene: that it should show.
+            row: The row of the picture.
+            scene: The scene that it should show.
         """
         correct = []
         for placed in scene.objects:
@@ -213,7 +213,7 @@ def load_classifier(path: Path) -> SceneClassifier:
     """The classifier with weights from a .safetensors file.
 
     Args:
-        path: of the file.
+        path: The path of the file.
 
     Raises:
         ModelError: there is no such file, or it holds other weights.

@@ -1,6 +1,6 @@
 """`fisedit bench costs`: seconds that this machine's cost table predicts beside those that runs take.
 
-The table is measured first, in the same process, from shapes of its own; then a source, a dense edit and sparse edits
+The table is measured first, in the same process, from shapes of its own. Then a source, a dense edit and sparse edits
 of other masks take turns. Knows the pipeline; the figures of `bench edit` are not its business.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 MIN_RATIO = 1.1
-"""How many times the other's seconds a dense or a sparse run must take for the choice between them to count."""
+"""The least ratio of the slower run's seconds to the faster's for the choice between dense and sparse to count."""
 
 _UNLIMITED_BYTES = 1 << 62
 
@@ -40,7 +40,7 @@ def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) 
     """Calibrate, then compare predicted and measured seconds of whole runs, in turns.
 
     Args:
-        settings: of the benchmark; `repeats` turns, whose medians count.
+        settings: The settings of the benchmark; `repeats` turns, whose medians count.
         on_step: called before the calibration and every turn with (i, n, None).
 
     Returns:
@@ -125,7 +125,7 @@ class _Runs:
 
 
 def is_faster_choice(chosen: str, sparse: float, dense: float) -> bool | None:
-    """Whether the faster run was chosen; None where they differ by no more than `MIN_RATIO`.
+    """Return whether the faster run was chosen; None where they differ by no more than `MIN_RATIO`.
 
     Args:
         chosen: "sparse" or "dense".
@@ -141,7 +141,7 @@ def summary(rows: list[Row]) -> Row:
     """The errors' median and largest, and how often dense or sparse was chosen right where it matters.
 
     Args:
-        rows: of a report.
+        rows: The rows of a report.
     """
     errors = [abs(row["error"]) for row in rows]
     choices = [row["right"] for row in rows if row.get("right") is not None]

@@ -1,8 +1,8 @@
 """`python -m fisedit.evaluation.cuda_profile`: which kernels a captured sparse step's time goes to on a GPU.
 
-SD 1.5's architecture with random weights, one square mask, by torch's kernels and by Triton's, or by torch's as
-Inductor compiles them ("compiled", which is a minute's work for one shape). Prints, for each number of edits and area,
-seconds of a step by device events, the sum of its kernels', and the kernels that take most of it.
+Runs SD 1.5's architecture with random weights and one square mask, by torch's kernels, by Triton's, or "compiled". The
+last are torch's as Inductor compiles them, which is a minute's work for one shape. Prints for each number of edits
+and area the seconds of a step by device events, the sum of its kernels', and the costliest kernels.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str)
     """Time one captured step and list its kernels.
 
     Args:
-        benchmark: whose source is edited.
-        area: of the square mask, in (0, 1].
+        benchmark: The benchmark whose source is edited.
+        area: The share of the picture in the square mask, in (0, 1].
         edits: in the batch, each in another place.
         backend: a name of `ops.use`, which is in use; or "compiled".
     """

@@ -2,8 +2,8 @@
 
 That run is searched for (`dense_search`); plain diffusers (float32, contiguous, eager) is timed beside it. All take
 turns, timed by device events; ratios are of the same turn. Masks are given, weights are those of SD 1.5's shapes, and
-the source is recorded. Steps are timed alone, with every set of kernels, and compared with the engine's own by the
-reference kernels in the same precision; whole edits are `Editor.edit`, from prompt to picture.
+the source is recorded. Steps are timed alone, with every set of kernels. They are compared with the engine's own by the
+reference kernels in the same precision. Whole edits are `Editor.edit`, from prompt to picture.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measure_edit_speed(
     """Time steps, decodes, whole edits and batches by captured graphs.
 
     Args:
-        settings: of the benchmark.
+        settings: The settings of the benchmark.
         on_step: called before every measurement with (i, n, None).
         on_report: called with the report as far as it is, after the batches and after every mask but the last.
 

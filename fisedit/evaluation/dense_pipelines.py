@@ -35,8 +35,8 @@ class DensePipelines:
     """Copies of a pipeline, made when they are first used. To be made before an editor uses the pipeline.
 
     Args:
-        pipe: that is copied; it stays as it is.
-        config: of the pictures that are made.
+        pipe: The pipeline that is copied; it stays as it is.
+        config: The settings of the pictures that are made.
         compiled: whether a search tries torch.compile.
     """
 
@@ -49,7 +49,7 @@ class DensePipelines:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the search must know."""
+        """Return the lines that a reader of the search must know."""
         if self._skip_reason:
             return [f"torch.compile was not tried: {self._skip_reason}"]
         return [f"torch.compile made kernels for {vector_extension()}"] if self._device.type == "cpu" else []
@@ -68,7 +68,7 @@ class DensePipelines:
         """Forget a variant's copy.
 
         Args:
-            variant: that is not needed any more.
+            variant: The variant that is not needed any more.
         """
         self._pipelines.pop(variant, None)
 
@@ -76,7 +76,7 @@ class DensePipelines:
         """The pipeline of a variant.
 
         Args:
-            variant: whose eager form shares its UNet's weights.
+            variant: The variant, whose eager form shares its UNet's weights.
         """
         if variant not in self._pipelines:
             self._pipelines[variant] = self._compile(variant) if variant.compiled else self._copy(variant)
@@ -86,7 +86,7 @@ class DensePipelines:
         """Make the picture, from prompt to image.
 
         Args:
-            variant: that makes it.
+            variant: The variant that makes it.
             steps: denoising steps; None for the config's.
         """
         config = self._config
@@ -103,7 +103,7 @@ class DensePipelines:
         """One evaluation of the UNet, both branches of guidance.
 
         Args:
-            variant: that evaluates it.
+            variant: The variant that evaluates it.
         """
         unet, dtype = self.get(variant).unet, DTYPES[variant.dtype]
         batch = 2 if self._config.guidance_scale > 1 else 1
@@ -116,7 +116,7 @@ class DensePipelines:
         """One decode of random latents.
 
         Args:
-            variant: that decodes them.
+            variant: The variant that decodes them.
         """
         vae, latents = self.get(variant).vae, self._latents(DTYPES[variant.dtype])
         return lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)
@@ -170,10 +170,10 @@ def vector_extension() -> str:
 
 
 def has_compiler(device: torch.device) -> bool:
-    """Whether torch.compile can make kernels: on a CPU it needs a C++ compiler, $CXX, g++ or clang++.
+    """Return whether torch.compile can make kernels: on a CPU it needs a C++ compiler, $CXX, g++ or clang++.
 
     Args:
-        device: that they are for.
+        device: The device that they are for.
     """
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     return device.type != "cpu" or any(name and shutil.which(name) for name in names)

@@ -17,7 +17,7 @@ MAX_COMPILE_SLOWDOWN = 1.25
 """A variant is compiled, in minutes, if its eager form takes at most this many times the fastest one's time."""
 
 NUM_ROUNDS = 3
-"""How often the variants that are left take turns after their first timing."""
+"""The number of further rounds, after the first timing, in which the variants that are left take turns."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ DEFAULT_VARIANT = DenseVariant("fp32", channels_last=False, compiled=False)
 
 @dataclass(frozen=True)
 class DenseSearch:
-    """What a search found.
+    """The result of a search.
 
     Args:
         best: the fastest variant.
@@ -121,7 +121,7 @@ def find_fastest(
 
 
 def _not_compiled(variant: DenseVariant, seconds: dict[DenseVariant, list[float]]) -> str:
-    """Why a compiled variant is not worth its compilation, or "". What was timed so far counts."""
+    """Return why a compiled variant is not worth its compilation, or "". Timings so far count."""
     if not variant.compiled:
         return ""
     eager = {other: times[0] for other, times in seconds.items() if not other.compiled}

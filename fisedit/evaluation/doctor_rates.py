@@ -1,6 +1,6 @@
 """`python -m fisedit.evaluation.doctor_rates [runs]`: how often `fisedit doctor` names a layer, healthy and slowed.
 
-Half of the runs are of the demo model as it is; in each of the others one layer, drawn at random, takes 30 % longer.
+Half of the runs are of the demo model as it is. In each of the others one layer, drawn at random, takes 30 % longer.
 Prints in how many runs a layer was named that is healthy, and in how many the slowed one was.
 """
 
@@ -53,7 +53,7 @@ def slow_down(pipe: StableDiffusionPipeline, name: str, seconds: float) -> Itera
 
     Args:
         pipe: the model.
-        name: of the layer.
+        name: The name of the layer.
         seconds: longer.
     """
 

@@ -36,8 +36,8 @@ def fill_tables(text: str, root: Path = ROOT) -> str:
     """A document with its tables as the reports are now.
 
     Args:
-        text: of the document.
-        root: that paths of reports begin at.
+        text: The text of the document.
+        root: The folder that paths of reports begin at.
     """
 
     def fill(match: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def reports(text: str) -> list[str]:
     """Paths of the reports whose tables a document has.
 
     Args:
-        text: of the document.
+        text: The text of the document.
     """
     return [match[2] for match in _TABLE.finditer(text)]
 
@@ -99,7 +99,7 @@ def _cell(value: object) -> str:
 
 
 def _measurement_line(environment: dict[str, Any]) -> str:
-    """Where, when and by what a report was measured, in one line."""
+    """Return one line that tells where, when and by what a report was measured."""
     e = environment
     features = f" ({', '.join(e['cpu_features'])})" if e["cpu_features"] else ""
     machine = e["gpu"] or f"{e['cpu']}{features}, {e['threads']} of {e['cores']} cores"

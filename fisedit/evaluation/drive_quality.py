@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _HEAD_LEVELS = 40
-"""Of 255: a pixel that differs by more from the scene without the head shows it."""
+"""The difference from the scene without the head, in levels of 255, above which a pixel shows the head."""
 
 _FURTHEST_TILT = 1.5 * TILT
 _GOOD_TILT = 5.0
@@ -45,7 +45,7 @@ def measure_drive_quality(settings: DriveQualitySettings, on_step: OnStep | None
     """Measure edits of drawn heads.
 
     Args:
-        settings: of the benchmark.
+        settings: The settings of the benchmark.
         on_step: called before every edit with (i, n, None).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Where, when and by what a figure was measured: the `environment` of every benchmark's JSON.
+"""The origin of a figure (commit, date, machine and command): the `environment` of every benchmark's JSON.
 
 Knows this process, its machine and its repository; no measurement.
 """
@@ -21,10 +21,10 @@ from fisedit import __version__
 from fisedit.models.machine import cpu_model, num_cores
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the repository, where there is one."""
+"""The folder of the repository, where there is one."""
 
 _CODE = (".", ":(exclude)benchmarks", ":(exclude)*.md")
-"""What a clean tree is clean of: changes of anything but results and documents."""
+"""The paths that must be unchanged in a clean tree: all but results and documents."""
 
 
 def with_environment(report: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def describe(dtype: str) -> dict[str, Any]:
     """The commit, date, machine, precision and command of this process, ready for JSON.
 
     Args:
-        dtype: that was measured, as torch names it.
+        dtype: The dtype that was measured, as torch names it.
     """
     cpu, features = cpu_model()
     return {
@@ -67,10 +67,10 @@ def code_state() -> dict[str, Any]:
 
 
 def git(*arguments: str) -> str | None:
-    """What git prints about the repository, or None where it fails.
+    """Return what git prints about the repository, or None where it fails.
 
     Args:
-        arguments: of git.
+        arguments: The arguments of git.
     """
     try:
         process = subprocess.run(  # noqa: S603 (constant arguments)

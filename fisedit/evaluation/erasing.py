@@ -65,7 +65,7 @@ def measure_erasing(settings: EvaluationSettings, on_step: OnStep | None = None)
     """Erase things of drawn scenes by every method.
 
     Args:
-        settings: of the benchmark; `edits` is the number of things.
+        settings: The settings of the benchmark; `edits` is the number of things.
         on_step: called before every scene with (i, n, None).
 
     Returns:
@@ -121,7 +121,7 @@ def _measure(name: str, case: EditCase, method: Method, classifier: SceneClassif
 
 
 def _is_gone(classifier: SceneClassifier, picture: Image.Image, change: SceneChange) -> bool:
-    """Whether the classifier finds no thing more than the scene without it has."""
+    """Return whether the classifier finds no thing more than the scene without it has."""
     found = classify(classifier, np.asarray(picture.convert("RGB"))[None])
     gone = set(change.before.words) - set(change.after.words)
     return not any(bool(found.objects[0, WORDS.index(word)]) for word in gone)

@@ -1,7 +1,7 @@
 """`fisedit bench fidelity`: how close a sparse edit comes to the dense blended one, and its speed, by schedule.
 
 Times are of the same edits, each in turns with the fastest dense run of this machine and with plain diffusers. The
-reference of fidelity is diffusers' own pipeline on the new prompt with the same seed, its latents outside the mask
+reference of fidelity is diffusers' own pipeline on the new prompt with the same seed. Its latents outside the mask are
 replaced by the source's after every step. PSNR is taken over the pixels inside the mask alone. Masks are given.
 """
 
@@ -49,9 +49,10 @@ def measure_fidelity(settings: FidelitySettings, on_step: OnStep | None = None) 
         on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "search", "rows", "summary", "shipped", "turns", "values", "notes"}: per schedule the median, tenth
-        percentile and worst PSNR in dB, the share of dense multiply-accumulates, and how many times faster than dense a
-        whole edit is; "values" lists the default's PSNR of every edit.
+        {"settings", "search", "rows", "summary", "shipped", "turns", "values", "notes"}.
+        Given per schedule are the median, tenth percentile and worst PSNR in dB. Also given are the share of dense
+        multiply-accumulates, and how many times faster than dense a whole edit is. The "values" list the default's PSNR
+        of every edit.
     """
     device = choose_device(settings.device)
     pipe = load(settings.model, device=device, dtype=settings.dtype, local_files_only=settings.local_files_only)
@@ -82,7 +83,7 @@ def measure_fidelity(settings: FidelitySettings, on_step: OnStep | None = None) 
 
 
 class _Samples:
-    """What every edit measured, by schedule."""
+    """The measurements of every edit, by schedule."""
 
     def __init__(self) -> None:
         self.psnr: dict[str, list[float]] = {name: [] for name in SCHEDULES}
@@ -95,11 +96,11 @@ class _Samples:
         """Measure one edit by every schedule, in turns with dense runs.
 
         Args:
-            editor: that edits.
+            editor: The editor that edits.
             dense: pipelines of the dense runs.
             best: the fastest of them.
             changed: the new prompt.
-            config: of the source.
+            config: The settings of the source.
         """
         for name, variant in (("dense", best), ("plain", DEFAULT_VARIANT)):
             self.seconds[name].append(measure_seconds(partial(dense.run, variant)))
@@ -141,10 +142,10 @@ def source_config(settings: FidelitySettings, i: int, pipe: StableDiffusionPipel
     """The i-th source's config, at the model's own size.
 
     Args:
-        settings: of the evaluation.
+        settings: The settings of the evaluation.
         i: index of the edit.
         pipe: the model.
-        prompt: of the source.
+        prompt: The prompt of the source.
     """
     side, steps = int(pipe.unet.config.sample_size) * LATENT_FACTOR, settings.num_inference_steps
     return GenerationConfig(

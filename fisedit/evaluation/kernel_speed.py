@@ -1,8 +1,8 @@
 """`python -m fisedit.evaluation.kernel_speed`: time gather-then-linear against one dense conv,
 for `tuning.CROP_WASTE`.
 
-Prints, for SD 1.5's levels and masks from compact to ragged, output rows, waste, and the time of the dense conv over
-that of gather-then-linear: below 1 the dense conv is faster.
+Prints output rows, waste, and a ratio of times for SD 1.5's levels and masks from compact to ragged. The ratio is the
+time of the dense conv over that of gather-then-linear: below 1 the dense conv is faster.
 """
 
 from __future__ import annotations

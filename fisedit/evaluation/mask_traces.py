@@ -1,6 +1,6 @@
 """`fisedit bench workload`: what edits cost whose masks have the areas that people's masks have.
 
-Of three published traces mean and median of the masks' area are known (FlashPS, EuroSys 2026); areas are the evenly
+Of three published traces mean and median of the masks' area are known (FlashPS, EuroSys 2026). Areas are the evenly
 spaced quantiles of the lognormal distribution with these two. Every trace is run as a whole, over one recorded source,
 beside as many runs of the fastest dense pipeline of this machine. Knows the pipeline.
 """
@@ -39,8 +39,8 @@ class MaskTrace:
 
     Args:
         use: what people do.
-        mean: of the areas.
-        median: of the areas.
+        mean: The mean of the areas.
+        median: The median of the areas.
     """
 
     use: str
@@ -71,7 +71,7 @@ def measure_workload(settings: SpeedSettings, on_step: OnStep | None = None) -> 
     """Search for the fastest dense run, and time the edits of every trace in turns with it.
 
     Args:
-        settings: of the benchmark; areas are the traces'.
+        settings: The settings of the benchmark; areas are the traces'.
         on_step: called before the search and every round with (i, n, None).
 
     Returns:

@@ -1,6 +1,6 @@
 """`fisedit validate`: what edits of a model are worth, checked and measured on that model itself.
 
-A fixed list of prompts and edits is run: the first three rules of the contract are checked, edits are compared with the
+A fixed list of prompts and edits is run. The first three rules of the contract are checked. Edits are compared with the
 dense blended ones, masks with what dense edits change, and whole edits are timed beside diffusers. One folder receives
 a page, pictures and figures; they name neither paths nor people, so that they can be attached to a report. A run that
 was stopped goes on where it was.
@@ -74,8 +74,8 @@ AREAS = (0.05, 0.15, 0.25)
 """Areas of the squares whose edits are timed."""
 
 MAX_DEVIATIONS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-"""dtype -> how far an edit with all rows active may be from diffusers' latents (E1): the largest difference in fp32;
-in 16 bit the relative root mean square, without guidance, which would multiply roundings."""
+"""dtype -> the largest deviation of an edit with all rows active from diffusers' latents (E1). In fp32 it is the
+largest difference. In 16 bit it is the relative root mean square, without guidance, which would multiply roundings."""
 
 FULL_STEPS = 4
 """Denoising steps of the check with all rows active."""
@@ -88,16 +88,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Checked:
-    """What one edit showed.
+    """The checks and measurements of one edit.
 
     Args:
-        kind: of the edit.
-        source_prompt: of the source.
-        prompt: of the edit.
+        kind: The kind of the edit.
+        source_prompt: The prompt of the source.
+        prompt: The prompt of the edit.
         unchanged: whether the source's own prompt gave the source, without a call of the UNet (E2).
         exact: whether latents and pixels outside the mask are the source's (E3); None for an edit that ran dense.
         area: share of the picture in the mask, 0 to 1.
-        confidence: of the mask.
+        confidence: The confidence of the mask.
         fallback: why it ran dense, or "".
         covered: share of what a dense edit of the whole picture changes, by squared levels, that the mask covers.
         psnr: dB to the dense blended edit inside the mask; None for an edit that ran dense.
@@ -172,7 +172,7 @@ def _make_config(settings: ValidationSettings, side: int, prompt: str = PROMPTS[
 
 
 class _Run:
-    """What was found so far, in memory and in the folder."""
+    """The results so far, in memory and in the folder."""
 
     def __init__(self, pipe: StableDiffusionPipeline, settings: ValidationSettings, folder: Path) -> None:
         self._pipe, self._settings, self._folder = pipe, settings, folder
@@ -249,7 +249,7 @@ class _Run:
 
     @torch.inference_mode()
     def _deviation(self) -> float:
-        """How far latents of an edit with all rows active are from diffusers' (E1)."""
+        """Return the deviation of an edit's latents with all rows active from diffusers' (E1)."""
         fp32 = self._pipe.unet.dtype == torch.float32
         config = replace(self._config(PROMPTS[0], 0), num_inference_steps=FULL_STEPS)
         case = self._case(0, config if fp32 else replace(config, guidance_scale=1.0))
@@ -314,7 +314,7 @@ class _Run:
         )
 
     def _is_exact(self, case: EditCase, result: EditResult) -> bool:
-        """Whether latents of every step, and pixels, are the source's outside what the edit may change (E3)."""
+        """Return whether latents of every step, and pixels, are the source's outside what the edit may change (E3)."""
         outside = ~torch.from_numpy(result.latent_cells.copy()).to(self._pipe.unet.device)
         edited = get_trajectory(case.editor, result)
         pairs = zip(edited.latents, case.trajectory.latents, strict=True)

@@ -34,7 +34,7 @@ def measure_picks(settings: EvaluationSettings, on_step: OnStep | None = None) -
     """Pick things by one to three points.
 
     Args:
-        settings: of the benchmark; `edits` is the number of things.
+        settings: The settings of the benchmark; `edits` is the number of things.
         on_step: called before every scene with (i, n, None).
 
     Returns:

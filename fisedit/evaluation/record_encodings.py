@@ -2,7 +2,7 @@
 
 Bytes and seconds are of SD 1.5's architecture; every step is timed in turns with that over features in the model's own
 dtype. Fidelity is that of `bench fidelity`, on its edits by the shipped schedules, over one record encoded in every
-way; all of its maps are encoded, though the default leaves small ones as they are.
+way. All of its maps are encoded, though the default leaves small ones as they are.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measure_record_encodings(
 
 
 def _speed(settings: SpeedSettings) -> tuple[dict[str, int], dict[str, list[float]], str]:
-    """By dtype the bytes of a step; the seconds of every call by round; the model's dtype."""
+    """Return the bytes of a step by dtype; the seconds of every call by round; the model's dtype."""
     keep_freed_memory()
     workload = load_workload(settings)
     engine, config = Engine(workload.pipe), workload.config

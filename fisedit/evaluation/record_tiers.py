@@ -1,6 +1,6 @@
 """`fisedit bench tiers`: what an edit takes when what it reads does not fit in memory, or comes from a saved session.
 
-One source is made and saved with its features; every editor loads that session, so that all edit the same picture, and
+One source is made and saved with its features. Every editor loads that session, so that all edit the same picture, and
 their edits take turns. "Warm": pages are in the operating system's cache, for which the machine has memory left;
 "cold": they were dropped from it before the edit.
 """
@@ -34,7 +34,7 @@ AREAS = (0.05, 0.01)
 IN_MEMORY = "in memory"
 
 BUDGETS = {IN_MEMORY: None, "1 GB": 10**9, "nothing": 0}
-"""What of the source's features stays in memory -> bytes; None for half of what is free."""
+"""Name of the part of the source's features that stays in memory -> bytes; None for half of what is free."""
 
 LONG_RUN = 50
 """Steps of the run whose memory is measured."""
@@ -97,11 +97,11 @@ class _Session:
 
     Args:
         pipe: the model.
-        folder: of the session.
-        settings: of the benchmark.
+        folder: The folder of the session.
+        settings: The settings of the benchmark.
 
     Attributes:
-        seconds: of every run and area by turn.
+        seconds: The seconds of every run and area by turn.
         pictures: all pictures that edits gave, by area.
     """
 
@@ -165,7 +165,7 @@ def _generate(editor: Editor, settings: SpeedSettings, steps: int) -> None:
 
 
 def _long_run(pipe: StableDiffusionPipeline, settings: SpeedSettings) -> Row:
-    """What a source of many steps and an edit of it take of the process's memory, within the smaller budget."""
+    """Return the memory of the process that a source of many steps and an edit take, within the smaller budget."""
     editor = Editor(pipe, max_recorded_bytes=BUDGETS["1 GB"])
     weights = sum(
         tensor.nbytes for part in (pipe.unet, pipe.vae, pipe.text_encoder) for tensor in part.state_dict().values()

@@ -37,5 +37,5 @@ SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {
     BALANCED: partial(two_phase_dilation, 3, 2),
     CLOSE: interleaved_dense_steps,
 }
-"""What Stable Diffusion runs by quality: fast, balanced and close. A model so small that calls take most of its time
-runs the last one whichever is asked for."""
+"""The schedules that Stable Diffusion runs by quality: fast, balanced and close. A model so small that calls take most
+of its time runs the last one whichever is asked for."""

@@ -17,9 +17,9 @@ class EvaluationSettings:
         model: name, folder or file, as in `fisedit.models.loader.load`.
         edits: number of edits; of a dataset the first ones.
         num_inference_steps: denoising steps of every source and edit.
-        guidance_scale: of classifier-free guidance; 4 suits the demo model.
+        guidance_scale: The scale of classifier-free guidance; 4 suits the demo model.
         seed: from which the edits are sampled.
-        device: as torch names it; None for the best one.
+        device: The device as torch names it; None for the best one.
         dtype: fp32, bf16 or fp16; None for the device's best.
         local_files_only: never download.
     """
@@ -51,7 +51,7 @@ class EditQualitySettings(EvaluationSettings):
     """Settings of `bench quality`.
 
     Args:
-        kinds: of drawn edits, of `scenes.layout.CHANGE_KINDS`; () for all that the model has words for.
+        kinds: The kinds of drawn edits, of `scenes.layout.CHANGE_KINDS`; () for all that the model has words for.
         methods: names in `quality.methods.METHODS`; () for all.
         classifier: the scene classifier's weights; None for those in the model's folder, if it has some.
         pie_bench: folder of PIE-Bench, whose edits replace the drawn ones.
@@ -106,18 +106,18 @@ class SpeedSettings:
     """Settings of `bench edit` and `bench adapters`.
 
     Args:
-        model: as in `fisedit.models.loader.load`; None for SD 1.5's architecture with random weights.
+        model: The model that `fisedit.models.loader.load` takes; None for SD 1.5's architecture with random weights.
         areas: shares of the picture that the masks cover, each in (0, 1].
         size: side of the square picture, in pixels.
-        num_inference_steps: of whole edits; with captured graphs, of the source whose middle step is timed.
-        guidance_scale: of classifier-free guidance; 1 runs one branch.
+        num_inference_steps: The steps of whole edits; with captured graphs, of the source whose middle step is timed.
+        guidance_scale: The scale of classifier-free guidance; 1 runs one branch.
         scheduler: a `SchedulerName`.
         repeats: turns, of which the median and the range count.
         baseline: also time plain diffusers: float32, contiguous, eager.
         compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
         families: reference adapters to time, for `bench adapters`.
         profile: whether a source and an edit of every mask run once more at the end, with their layers timed.
-        device: as torch names it; None for the best one.
+        device: The device as torch names it; None for the best one.
         dtype: fp32, bf16 or fp16; None for the device's best.
         local_files_only: never download.
     """

@@ -44,7 +44,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
     """Search for the fastest dense run, and time steps, decodes and whole edits in turns with it.
 
     Args:
-        settings: of the benchmark.
+        settings: The settings of the benchmark.
         on_step: called before the search, the warm-up and every round with (i, n, None).
 
     Returns:
@@ -141,7 +141,7 @@ class _EditBenchmark:
         """A step, a decode and whole edits over one mask.
 
         Args:
-            name: of the mask.
+            name: The name of the mask.
             grid: booleans [h, w].
             default_only: whether edits are of the default quality alone.
 
@@ -228,7 +228,7 @@ def plain_runs(samples: Samples, steps: int) -> Samples:
 
     Args:
         samples: seconds of every call by round.
-        steps: of a whole run.
+        steps: The number of steps of a whole run.
     """
     if "plain step" not in samples:
         return {}
@@ -275,7 +275,7 @@ def dense_summary(metrics: Row, best: str) -> list[Row]:
     """The short table of dense runs.
 
     Args:
-        metrics: of `dense_metrics`.
+        metrics: The metrics of `dense_metrics`.
         best: name of the fastest variant.
     """
     runs = [(f"fastest dense: {best}", "dense"), (f"plain diffusers: {DEFAULT_VARIANT.name}", "plain")]
@@ -338,11 +338,11 @@ def _count_flops() -> Iterator[Any]:
 
 
 def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:
-    """What is measured, ready for JSON.
+    """Return the settings of a measurement, ready for JSON.
 
     Args:
         workload: the model and its source.
-        settings: of the benchmark.
+        settings: The settings of the benchmark.
     """
     config = workload.config
     return {

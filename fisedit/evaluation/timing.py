@@ -21,7 +21,7 @@ class Interval:
     """A figure of several rounds.
 
     Args:
-        median: of the rounds.
+        median: The median of the rounds.
         low: the smallest.
         high: the largest.
     """
@@ -45,7 +45,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def ratio(over: Sequence[float], of: Sequence[float]) -> Interval:
-    """How many times longer one call takes than another in the same round.
+    """Return how many times longer one call takes than another in the same round.
 
     Args:
         over: seconds of the longer one.

@@ -1,6 +1,6 @@
 """`python -m fisedit.evaluation.triton_speed`: time Triton's kernels against torch's on CUDA, for `tuning.TRITON_ROWS`.
 
-Prints, for SD 1.5's levels and rows of all items together, Triton's time over torch's, each captured in a CUDA graph:
+Prints Triton's time over torch's for SD 1.5's levels and rows of all items together. Each is captured in a CUDA graph:
 below 1 Triton is faster. No figure is printed for a kernel whose result is wrong.
 """
 
@@ -52,10 +52,10 @@ def cases(
 
     Args:
         rows: active rows.
-        side: of the map, in cells.
-        channels: of the map.
-        dtype: of the arguments.
-        items: in the batch, of two branches.
+        side: The side of the map, in cells.
+        channels: The channels of the map.
+        dtype: The dtype of the arguments.
+        items: The items in the batch, of two branches.
 
     Returns:
         Name -> the two calls.
@@ -122,7 +122,7 @@ def ratio(by_torch: Call, by_triton: Call, device: torch.device) -> str:
     Args:
         by_torch: the reference.
         by_triton: the kernel.
-        device: whose events are read.
+        device: The device whose events are read.
     """
     expected, actual = by_torch().float(), by_triton().float()
     error = float((actual - expected).norm() / expected.norm())

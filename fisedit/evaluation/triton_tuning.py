@@ -1,8 +1,8 @@
 """`python -m fisedit.evaluation.triton_tuning`: launch shapes of Triton's kernels, tried at a sparse step's shapes.
 
-Kernels run at the shapes of a step of Stable Diffusion 1.5 over a small mask, on weights that change from call to call,
-as those of a step are in no cache. Prints for every case the fastest launch shapes, the one that `triton.launch`
-chooses, and torch's time, in microseconds; `--output` keeps all of them. Needs CUDA and triton.
+Kernels run at the shapes of a step of Stable Diffusion 1.5 over a small mask. Weights change from call to call, as
+those of a step are in no cache. Prints for every case the fastest launch shapes, the one that `triton.launch` chooses,
+and torch's time, in microseconds; `--output` keeps all of them. Needs CUDA and triton.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LEVELS = ((256, 320, 64), (64, 640, 32), (16, 1280, 16))
 
 SHARED_MEMORY = 200 * 1024
 COLD_BYTES = 150 << 20
-"""Of all weights that a timing reads in turn: more than an H200's L2 cache."""
+"""The bytes of all weights that a timing reads in turn: more than an H200's L2 cache."""
 
 MAX_COPIES = 48
 
 TOLERANCE = 1e-2
-"""Of an output beside torch's, relative."""
+"""The largest error of an output beside torch's, relative."""
 
 Call = Callable[[int], object]
 
@@ -50,10 +50,10 @@ class Case:
     """A kernel at the shapes of one layer.
 
     Args:
-        name: of the layer.
-        rows: of each item.
-        channels: of the rows, K of a GEMM.
-        width: of the output; positions of an attention's map.
+        name: The name of the layer.
+        rows: The rows of each item.
+        channels: The channels of the rows, K of a GEMM.
+        width: The width of the output; positions of an attention's map.
         flags: what the kernel does beside.
     """
 
@@ -72,7 +72,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Of one sparse step."""
+    """Yield the cases of one sparse step."""
     for rows, c, side in LEVELS:
         yield Case("linear", rows, c, c, ("norm",))
         yield Case("linear", rows, c, 3 * c, ("layer",))
@@ -137,7 +137,7 @@ def _attention_configs(case: Case) -> Iterator[AttentionTile]:
 
 
 def patched(case: Case, config: Any) -> Any:
-    """While this is open, a kernel has a launch shape."""
+    """Give a kernel a launch shape for as long as this is open."""
     module, name = {
         "linear": (linear, "gemm_tile"),
         "geglu": (feedforward, "geglu_tile"),
@@ -303,7 +303,8 @@ def main() -> None:
 
 
 def _order(config: Any) -> str:
-    """By chance, and alike for all cases, as what is compiled for one serves others."""
+    """Return a key that sorts launch shapes at random, but alike for all cases: what is compiled for one serves
+    others."""
     return sha256(repr(config[0] if isinstance(config[0], Tile) else config).encode()).hexdigest()
 
 

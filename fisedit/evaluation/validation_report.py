@@ -1,4 +1,4 @@
-"""What `fisedit validate` tells: which rules held, medians by kind of edit, and a page with pictures.
+"""The report of `fisedit validate`: which rules held, medians by kind of edit, and a page with pictures.
 
 Knows the rows of a run; runs no model.
 """
@@ -26,8 +26,8 @@ def check_rows(deviation: float, most: float, edits: list[Row]) -> list[Row]:
     """The three rules, whether they held, and in how many edits.
 
     Args:
-        deviation: of latents with all rows active from diffusers'.
-        most: that is allowed.
+        deviation: The deviation of latents with all rows active from diffusers'.
+        most: The largest deviation that is allowed.
         edits: what every edit showed.
     """
     exact = [edit["exact"] for edit in edits if edit["exact"] is not None]
@@ -82,7 +82,7 @@ def report_page(report: Mapping[str, Any]) -> str:
     """The page of a report.
 
     Args:
-        report: as `validate_model` gives it.
+        report: The report that `validate_model` gives.
     """
     memory = {name: f"{value / 1e9:.2f} GB" for name, value in report["memory"].items()}
     edits = [{key: _cell(value) for key, value in edit.items() if key != "picture"} for edit in report["edits"]]

@@ -1,4 +1,4 @@
-"""What the speed benchmarks run: a model, one source's generation config, and given masks."""
+"""The workload of the speed benchmarks: a model, one source's generation config, and given masks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid, GenerationConfig
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
-"""Of the source and of the edit."""
+"""The prompts of the source and of the edit."""
 
 STEP_DILATION = 1
 """Dilation at which single steps are compared, in latent cells; whole edits use the default settings."""
@@ -34,7 +34,7 @@ class Workload:
 
     Args:
         pipe: the model.
-        config: of the source.
+        config: The settings of the source.
         device: where the model is.
         dtype: the model's.
     """
@@ -49,7 +49,7 @@ def load_workload(settings: SpeedSettings) -> Workload:
     """The model that is measured, with random weights of SD 1.5's shapes if none is named.
 
     Args:
-        settings: of the benchmark.
+        settings: The settings of the benchmark.
 
     Raises:
         InputError: the device is not on this machine, or a setting is out of range.
@@ -79,7 +79,7 @@ def square_mask(area: float, side: int) -> BoolGrid:
 
     Args:
         area: approximate share of the cells, in (0, 1].
-        side: of the grid, in latent cells.
+        side: The side of the grid, in latent cells.
 
     Returns:
         Booleans [side, side].
@@ -95,7 +95,7 @@ def ragged_mask(area: float, side: int) -> BoolGrid:
 
     Args:
         area: approximate share of the cells, in (0, 1].
-        side: of the grid, in latent cells.
+        side: The side of the grid, in latent cells.
 
     Returns:
         Booleans [side, side].

@@ -66,7 +66,7 @@ def counterpart(name: str) -> InputError:
     """Return the error for a name of diffusers' that is not available.
 
     Args:
-        name: Of an attribute or a method.
+        name: The name of an attribute or a method.
     """
     do = _COUNTERPARTS.get(name, "it has no counterpart, leave it out")
     return InputError(f"FisEditPipeline has no {name} of diffusers' pipelines; {do}")
@@ -76,7 +76,7 @@ def find_missing(name: str) -> Callable[..., Any]:
     """Return the method that refuses a call to a method of diffusers' pipelines.
 
     Args:
-        name: Of an attribute that `FisEditPipeline` does not have.
+        name: The name of an attribute that `FisEditPipeline` does not have.
 
     Raises:
         InputError: It is a value in diffusers. AttributeError: Neither has it.

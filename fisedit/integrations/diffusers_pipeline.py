@@ -83,7 +83,7 @@ class FisEditPipeline:
     """Generate and edit by the arguments of diffusers' pipelines.
 
     Args:
-        editor: that generates and edits; sources and edits are in its history.
+        editor: The editor that generates and edits; sources and edits are in its history.
     """
 
     def __init__(self, editor: Editor) -> None:
@@ -95,7 +95,8 @@ class FisEditPipeline:
         self._disabled: dict[str, float] = {}  # scales of LoRAs before `disable_lora`
 
     def __getattr__(self, name: str) -> Any:
-        """What diffusers' pipeline has of this name; for what there is not, an error that names the counterpart."""
+        """Return the attribute of this name of diffusers' pipeline; raise an error that names the counterpart where
+        there is none."""
         if name in PASSED:
             return getattr(self.editor.pipe, name)
         if name in IDLE:
@@ -169,7 +170,7 @@ class FisEditPipeline:
 
         Args:
             pretrained_model_link_or_path: the .safetensors file.
-            kwargs: as in `from_pretrained`.
+            kwargs: The arguments of `from_pretrained`.
 
         Raises:
             ModelError, NumericsError, InputError: as in `from_pretrained`.
@@ -181,7 +182,7 @@ class FisEditPipeline:
         """A pipeline over the models of one of diffusers'.
 
         Args:
-            pipeline: of Stable Diffusion 1.x or 2.x; its models are shared.
+            pipeline: A pipeline of Stable Diffusion 1.x or 2.x; its models are shared.
         """
         return cls(Editor(pipeline))
 
@@ -206,7 +207,7 @@ class FisEditPipeline:
 
         Args:
             args: a device, a dtype, or both.
-            kwargs: as in `DiffusionPipeline.to`.
+            kwargs: The arguments of `DiffusionPipeline.to`.
 
         Raises:
             AdapterError: an adapter's file is gone; nothing has moved then.
@@ -241,7 +242,7 @@ class FisEditPipeline:
         Args:
             pretrained_model_name_or_path_or_dict: a file, a folder or a hub id.
             adapter_name: its name for `set_adapters`; None for the file's.
-            weight_name: of the file in a folder or on the hub.
+            weight_name: The name of the file in a folder or on the hub.
             subfolder: where it is.
             local_files_only: never reach for the network.
 
@@ -326,7 +327,7 @@ class FisEditPipeline:
         Args:
             pretrained_model_name_or_path: a file, a folder or a hub id.
             token: the word; None for the one that the file tells, or else the file's name.
-            weight_name: of the file in a folder or on the hub; None for "learned_embeds.safetensors".
+            weight_name: The name of the file in a folder or on the hub; None for "learned_embeds.safetensors".
             subfolder: where it is.
             local_files_only: never reach for the network.
 
@@ -400,7 +401,7 @@ class FisEditPipeline:
 
         Args:
             save_directory: the folder.
-            kwargs: as in `DiffusionPipeline.save_pretrained`.
+            kwargs: The arguments of `DiffusionPipeline.save_pretrained`.
 
         Raises:
             AdapterError: LoRAs are loaded, which are no part of the model.
@@ -444,9 +445,9 @@ class FisEditPipeline:
             width: in pixels, divisible by 8; None likewise.
             strength: share of the steps that an edit runs, above 0 to 1.
             num_inference_steps: denoising steps.
-            guidance_scale: of classifier-free guidance.
+            guidance_scale: The scale of classifier-free guidance.
             negative_prompt: what the image should not show.
-            generator: whose initial seed is taken, each time anew; None for seed 0.
+            generator: The generator whose initial seed is taken, each time anew; None for seed 0.
             clip_skip: layers of the text encoder to leave out; None for none.
             ip_adapter_image: the picture that an IP-Adapter reads, the editor's `reference`; None for none.
             output_type: "pil" or "np".
@@ -527,7 +528,7 @@ class FisEditPipeline:
 
 
 def _is_part(value: object) -> bool:
-    """Whether an argument is a loaded part, and no path."""
+    """Return whether an argument is a loaded part, and no path."""
     return value is not None and not isinstance(value, str | Path)
 
 
@@ -540,7 +541,7 @@ def _checked_source(source: object) -> str | Path:
 
 
 def _is_folder(source: object) -> bool:
-    """Whether a source is a folder here, or a hub id."""
+    """Return whether a source is a folder here, or a hub id."""
     path = expand_home(_checked_source(source))
     return path.is_dir() or (not path.exists() and HUB_ID.fullmatch(str(source)) is not None)
 
@@ -552,7 +553,7 @@ def _file_of(
 
     Args:
         source: a file, a folder or a hub id.
-        weight_name: of the file in a folder or on the hub; None for the usual one.
+        weight_name: The name of the file in a folder or on the hub; None for the usual one.
         subfolder: where it is.
         usual: name of the usual file.
         local_files_only: never reach for the network.

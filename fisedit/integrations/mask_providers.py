@@ -1,4 +1,4 @@
-"""Where things are in a picture, by something else than its prompt: a detector, a file of annotations, its alpha.
+"""The places of things in a picture, by something else than its prompt: a detector, a file of annotations, its alpha.
 
 A `MaskProvider` is any function of that form; `find` checks what one says. Knows pictures and regions, no editor.
 """
@@ -59,7 +59,7 @@ class Detection:
 
     @property
     def region(self) -> Region:
-        """Where it is."""
+        """The region that it covers: its mask, or its box without one."""
         return Region.box(*self.box) if self.mask is None else Region.mask(self.mask)
 
     @property
@@ -70,14 +70,14 @@ class Detection:
 
 
 class MaskProvider(Protocol):
-    """What finds things in pictures."""
+    """A function that finds things in pictures."""
 
     def __call__(self, picture: Image, name: str) -> Sequence[Detection]:
         """The things in a picture.
 
         Args:
             picture: upright.
-            name: of its file, or "".
+            name: The name of its file, or "".
         """
 
 
@@ -108,13 +108,13 @@ def find(
     threshold: float = THRESHOLD,
     instance: str = ALL,
 ) -> list[Detection]:
-    """What a provider finds, from left to right; boxes without a pixel of the picture are left out.
+    """Return the detections of a provider, from left to right; boxes without a pixel of the picture are left out.
 
     Args:
-        provider: that is asked.
+        provider: The provider that is asked.
         picture: upright.
-        name: of its file.
-        labels: that count, in any case; () for all.
+        name: The name of its file.
+        labels: The labels that count, in any case; () for all.
         threshold: score from which one counts, 0 to 1.
         instance: "all", "largest", or a number counted from the left and from 0.
 
@@ -142,8 +142,8 @@ def union_of(found: Sequence[Detection], labels: Sequence[str] = ()) -> Region:
     """All detections as one region.
 
     Args:
-        found: as `find` gives them.
-        labels: that were asked for; () for all.
+        found: The detections that `find` gives.
+        labels: The labels that were asked for; () for all.
 
     Raises:
         MaskError: nothing was found.
@@ -184,7 +184,7 @@ def _on_picture(found: Detection, size: tuple[int, int]) -> Detection | None:
 
 
 class AlphaChannel:
-    """What is transparent in a picture, as one thing."""
+    """The transparent part of a picture, as one thing."""
 
     def __call__(self, picture: Image, name: str) -> Sequence[Detection]:
         """See `MaskProvider`."""
@@ -197,12 +197,13 @@ class AlphaChannel:
 class AnnotationFile:
     """Boxes and masks from a file.
 
-    JSON has the layout of COCO: `images` with `id` and `file_name`, `annotations` with `image_id`, `bbox` (left, top,
-    width, height) and perhaps `segmentation` (polygons), `category_id` and `score`, and `categories` with `id` and
-    `name`. CSV has the columns `file`, `left`, `top`, `right`, `bottom`, and perhaps `label` and `score`.
+    JSON has the layout of COCO, with lists `images`, `annotations` and `categories`. An image has `id` and `file_name`.
+    An annotation has `image_id`, `bbox` (left, top, width, height) and perhaps `segmentation` (polygons), `category_id`
+    and `score`. A category has `id` and `name`. CSV has the columns `file`, `left`, `top`, `right`, `bottom`, and
+    perhaps `label` and `score`.
 
     Args:
-        path: of the file.
+        path: The path of the file.
 
     Raises:
         InputError: another layout. OSError: it cannot be read.

@@ -19,7 +19,8 @@ from fisedit.values import are_numbers
 if TYPE_CHECKING:
     LoadMask = Callable[[str], object]
     Detect = Callable[[Sequence[str], float, str], Region]
-    """What a detector finds: labels, () for all; score from which a thing counts; "all", "largest" or a number."""
+    """A function that finds a region for labels, () for all, the score from which a thing counts, and an instance. The
+    instance is "all", "largest" or a number."""
 
 MAX_PARTS, MAX_WORDS = 64, 16
 """Regions in a region, and words of one."""
@@ -46,12 +47,13 @@ def parse_region(value: object, load_mask: LoadMask, detect: Detect | None = Non
     """A region from its JSON.
 
     Args:
-        value: of decoded JSON: {"words": ["cat"], "instance": 0} with [] for the changed words, {"mask": text, "soft":
-            true}, {"box": [left, top, right, bottom]}, {"points": [[x, y]], "outside": [[x, y]]}, {"border": [left,
-            top, right, bottom]}, {"detected": ["face"], "threshold": 0.5, "instance": "largest"} with [] for things of
-            any label, {"everywhere": true}, or a list of regions of which it is the union, {"any": [...]},
-            what they share, {"all": [...]}, or the first without the others, {"minus": [...]}; each perhaps with "grow"
-            and "feather" in latent cells.
+        value: Decoded JSON. For the words of a prompt it is {"words": ["cat"], "instance": 0}, with [] for the changed
+            words. A mask is {"mask": text, "soft": true}. Shapes are {"box": [left, top, right, bottom]}, {"points":
+            [[x, y]], "outside": [[x, y]]}, and {"border": [left, top, right, bottom]}. Things that are found are
+            {"detected": ["face"], "threshold": 0.5, "instance": "largest"}, with [] for things of any label. The whole
+            picture is {"everywhere": true}. A list of regions, or {"any": [...]}, is their union. What they share is
+            {"all": [...]}. The first without the others is {"minus": [...]}. Each may have "grow" and "feather" in
+            latent cells.
         load_mask: from the text of a mask, such as a path.
         detect: what a detector finds in the picture; None where there is no detector.
 
@@ -65,9 +67,9 @@ def parse_regions(value: object, load_mask: LoadMask, detect: Detect | None = No
     """Regions with prompts of their own, as `Editor.edit` takes them.
 
     Args:
-        value: of decoded JSON: [{"region": ..., "prompt": "a dog"}, ...].
-        load_mask: as in `parse_region`.
-        detect: as in `parse_region`.
+        value: Decoded JSON: [{"region": ..., "prompt": "a dog"}, ...].
+        load_mask: The function that `parse_region` takes.
+        detect: The function that `parse_region` takes, or None.
 
     Raises:
         InputError: something else; what `load_mask` and `detect` raise.

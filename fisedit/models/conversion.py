@@ -136,8 +136,8 @@ def unscaled(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
     """Return a file's tensors, those of scaled fp8 times their factors, which ComfyUI writes.
 
     Args:
-        tensors: By the names of the file.
-        dtype: Of those that had a factor.
+        tensors: The tensors by the names of the file.
+        dtype: The dtype of those that had a factor.
 
     Raises:
         ModelError: A factor does not fit its weight.
@@ -160,8 +160,8 @@ def build(part: str, make: Callable[[], M], tensors: Mapping[str, Tensor], dtype
     Args:
         part: Its name in messages.
         make: Returns the module with weights of its own, which are given no memory.
-        tensors: Under today's names; `validation.check_shapes` has checked them.
-        dtype: Of the module; None for the file's.
+        tensors: The tensors under today's names; `validation.check_shapes` has checked them.
+        dtype: The dtype of the module; None for the file's.
 
     Raises:
         ModelError: A weight is of whole numbers, as quantised ones are.

@@ -87,14 +87,14 @@ def weights_digest(pipe: StableDiffusionPipeline) -> str:
 
 
 def write_count(tensor: Tensor) -> int:
-    """How often torch wrote to a tensor in place; 0 for one of inference mode, whose writes it does not count."""
+    """Return how often torch wrote to a tensor in place; 0 for one of inference mode, where it counts none."""
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 (torch has no public name)
 
 
 @contextmanager
 def default_torch_state() -> Iterator[None]:
     """Switch off what the caller may have set for its thread: autocast, another default device than the CPU, and
-    inference mode, whose tensors cannot be weights later."""
+    inference mode. Tensors of inference mode cannot be weights later."""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))

@@ -87,7 +87,7 @@ def _prediction(path: Path, shapes: Shapes, header: Mapping[str, str], *, is_sd2
 
 
 def _told(path: Path, shapes: Shapes, header: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Where a file tells its prediction type, and diffusers' name of it."""
+    """Yield every place where a file tells its prediction type, with diffusers' name of the type."""
     if word := header.get("prediction_type", "").strip().lower().replace("-", "_"):
         if word not in _PREDICTIONS:
             raise ModelError(f"modelspec.prediction_type of {path} must be epsilon or v, got {word!r:.60}; get another")

@@ -1,7 +1,7 @@
 """Inject and eject: how anything of ours gets into a model, and out of it without a trace.
 
-A layer is given another `forward` on the instance; its class, parameters, buffers and place in the module tree stay as
-they are, so state_dict keys never change. The sparse executor, what records attention, and the adapters of
+A layer is given another `forward` on the instance. Its class, parameters, buffers and place in the module tree stay as
+they are, so state_dict keys never change. The sparse executor, the recorder of attention, and the adapters of
 HelloMeme (arXiv 2410.22901) all come in this way. While a model is injected other threads wait for that model, and for
 no other. Knows nothing about what the new forward does.
 """
@@ -36,7 +36,7 @@ _injected: WeakSet[nn.Module] = WeakSet()
 
 
 def is_injected(module: nn.Module) -> bool:
-    """Whether a module's forward is one of ours, over that of its own class."""
+    """Return whether a module's forward is one of ours, over that of its own class."""
     return module in _injected
 
 
@@ -78,7 +78,7 @@ class Injection:
 
     @property
     def injected(self) -> bool:
-        """Whether it is in."""
+        """Return whether it is in."""
         return self._before is not None
 
     def inject(self) -> Self:

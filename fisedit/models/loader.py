@@ -105,7 +105,7 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     """The checked folder with a model's configurations and tokenizer; no weights are read or downloaded.
 
     Args:
-        model: As in `load`.
+        model: The model that `load` takes.
         local_files_only: Whether the network is never used.
 
     Raises:
@@ -210,8 +210,8 @@ class _Part:
 
     Args:
         part: Its name.
-        folder: With config.json and the weights.
-        variant: As in `weight_files`.
+        folder: The folder with config.json and the weights.
+        variant: The variant that `weight_files` takes.
     """
 
     def __init__(self, part: str, folder: Path, variant: str | None = None) -> None:

@@ -17,13 +17,13 @@ _FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides how long a layer takes on a machine.
+    """The properties of a machine that decide how long a layer takes.
 
     Args:
         cpu: the model.
         gpu: the name of the GPU that computes, "" where the CPU does.
-        cores: that this process may use.
-        threads: of torch.
+        cores: The number of cores that this process may use.
+        threads: The number of torch's threads.
         torch: version.
     """
 
@@ -42,7 +42,7 @@ def this_machine(device: torch.device) -> Machine:
     """The machine as it is now.
 
     Args:
-        device: that computes.
+        device: The device that computes.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return Machine(cpu_model()[0], gpu, num_cores(), torch.get_num_threads(), torch.__version__)

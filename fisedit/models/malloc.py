@@ -10,10 +10,10 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of glibc's mallopt
 def keep_freed_memory() -> None:
     """Make the allocator reuse freed memory for the next tensors; to be called once, before the first tensor.
 
-    glibc returns every large block to the system and gets it back zeroed, page by page, at 0.1 to 2 s per GB; a source
-    of SD 1.5 at 512x512 has 6 GB of features. It also gives every thread its own heap, which keeps what the thread
-    freed, so that an app whose models move between threads grows; hence one heap for all. Other C libraries are
-    unchanged.
+    By default glibc returns every large block to the system and gets it back zeroed, page by page. That takes 0.1 to 2
+    s per GB, and a source of SD 1.5 at 512x512 has 6 GB of features. It also gives every thread its own heap, which
+    keeps what the thread freed. An app whose models move between threads would grow; hence one heap for all. Other C
+    libraries are unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

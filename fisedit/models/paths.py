@@ -81,7 +81,7 @@ def user_cache_folder(variable: str, name: str) -> Path | None:
 
     Args:
         variable: Environment variable that names another one; 0 there means none.
-        name: Of the folder.
+        name: The name of the folder.
     """
     given = os.environ.get(variable, "")
     if given:
@@ -123,7 +123,7 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
     """Identify a model's contents: a SHA-256 of its files wherever they are, or a hub id with its commit.
 
     Args:
-        model: As in `locate`.
+        model: The model that `locate` takes.
         local_files_only: Whether the network is never used.
 
     Raises:
@@ -146,7 +146,7 @@ def model_digest(model: str | Path, *, local_files_only: bool = False) -> str:
 
 
 def _is_read_by_loaders(file: Path) -> bool:
-    """Whether a model's pictures depend on a file of its folder: the list of its words makes none."""
+    """Return whether a model's pictures depend on a file of its folder: the list of its words makes none."""
     return file.suffix.lower() in _DIGEST_SUFFIXES and file.name != VOCABULARY_FILE
 
 
@@ -200,7 +200,7 @@ def _weight_patterns(stems: Mapping[str, str], variant: str) -> list[str]:
 def adapter_path(
     source: str | Path, *, local_files_only: bool, is_wanted: Callable[[Path], bool] = lambda _: True
 ) -> Path:
-    """Where an adapter lies: one that ships, a file or folder, or what is downloaded of a hub id.
+    """Return the path of an adapter: one that ships, a file or folder, or what is downloaded of a hub id.
 
     Args:
         source: a name of `DEMO_ADAPTERS`, a path, or a hub id.

@@ -90,10 +90,10 @@ def says_nothing(prompt: WeightedPrompt) -> bool:
 
 
 def is_cut_off(chunk: WeightedPrompt, tokenizer: Any) -> bool:
-    """Whether a chunk of `split_chunks` holds a word of more tokens than a chunk has, whose end is not read.
+    """Return whether a chunk of `split_chunks` holds a word of more tokens than a chunk has, whose end is not read.
 
     Args:
-        chunk: of a prompt.
+        chunk: A chunk of a prompt.
         tokenizer: a CLIPTokenizer.
     """
     return _tokens(word_spans(chunk, tokenizer)) > context_length(tokenizer) - 2
@@ -103,7 +103,7 @@ def word_spans(chunk: WeightedPrompt, tokenizer: Any) -> list[WordSpan]:
     """The words of a chunk of `split_chunks`, in order.
 
     Args:
-        chunk: of a prompt.
+        chunk: A chunk of a prompt.
         tokenizer: a CLIPTokenizer.
     """
     encoded = tokenizer(chunk.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -133,8 +133,10 @@ def added_tokens(tokenizer: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _expand(prompt: WeightedPrompt, added: Mapping[str, tuple[str, ...]]) -> WeightedPrompt:
-    """A prompt in which a word of several vectors is followed by the tokens of the others, also inside another word:
-    there the tokenizer finds it, too."""
+    """Return a prompt in which a word of several vectors is followed by the tokens of the others.
+
+    The word is also found inside another word, since the tokenizer finds it there too.
+    """
     tokens = {word.lower(): tokens for word, tokens in added.items()}
     if all(len(each) == 1 for each in tokens.values()):
         return prompt
@@ -161,7 +163,7 @@ def _between_breaks(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _cuts(segment: WeightedPrompt, tokenizer: Any, room: int) -> list[int]:
-    """Where all chunks but the first begin."""
+    """Return the index at which every chunk but the first begins."""
     spans, cuts, first, comma, used = word_spans(segment, tokenizer), list[int](), 0, -1, 0
     for i, span in enumerate(spans):
         is_comma = segment.text[span.start] == ","

@@ -106,6 +106,6 @@ def clamped_notes(prompt: WeightedPrompt, name: str = "prompt") -> tuple[str, ..
 
 
 def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
-    """Where flags are set without a gap, [start, end)."""
+    """Return the runs in which flags are set without a gap, each [start, end)."""
     runs = [[i for i, _ in run] for is_set, run in groupby(enumerate(flags), lambda each: each[1]) if is_set]
     return [(run[0], run[-1] + 1) for run in runs]

@@ -25,7 +25,7 @@ def random_pipeline(device: torch.device, dtype: torch.dtype, layers_per_block: 
     Args:
         device: Torch device.
         dtype: Precision.
-        layers_per_block: of the UNet; Stable Diffusion has 2.
+        layers_per_block: The number of layers in a block of the UNet; Stable Diffusion has 2.
     """
     with quiet_loaders():  # their imports warn too
         from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel

@@ -23,7 +23,7 @@ NO_LEVEL = -1
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What an evaluation of the UNet computes.
+    """The work of an evaluation of the UNet.
 
     Args:
         rows: number of computed rows of one item by level, finest first.
@@ -41,14 +41,14 @@ class Span:
     """A finished span of a run.
 
     Args:
-        kind: of layer, block or stage, such as "conv" or "step dense".
-        level: of the feature map that it works on, 0 for the finest; `NO_LEVEL` for none.
-        name: of the layer, or "".
+        kind: The kind of layer, block or stage, such as "conv" or "step dense".
+        level: The level of the feature map that it works on, 0 for the finest; `NO_LEVEL` for none.
+        name: The name of the layer, or "".
         start: seconds since the recorder began.
         seconds: duration.
         own: seconds outside of inner spans, 0 to `seconds`.
         step: number of the enclosing step span, from 0; -1 outside of all.
-        work: of a step, the rows that it computes.
+        work: The rows that a step computes.
     """
 
     kind: str
@@ -88,10 +88,10 @@ class SpanRecorder:
         """Open a span; one within a leaf belongs to that leaf.
 
         Args:
-            kind: of layer, block or stage.
-            name: of the layer, or "".
+            kind: The kind of layer, block or stage.
+            name: The name of the layer, or "".
             leaf: whether what lies within it counts as its own time.
-            work: of a step, what it computes.
+            work: The rows that a step computes.
         """
         self._wait()
         parent = self._open[-1] if self._open else None
@@ -120,7 +120,7 @@ class SpanRecorder:
 
 
 STEP = "step "
-"""What the kind of a step's span begins with."""
+"""The beginning of the kind of a step's span."""
 
 STEP_DENSE, STEP_SPARSE = "step dense", "step sparse"
 """Kinds of evaluations of the UNet."""
@@ -153,7 +153,7 @@ def recording_spans(recorder: SpanRecorder) -> Iterator[SpanRecorder]:
     """Record the spans of the enclosed calls, in this thread.
 
     Args:
-        recorder: that gets them.
+        recorder: The recorder that gets them.
     """
     token = _recorder.set(recorder)
     try:
@@ -168,10 +168,10 @@ def span(
     """Time a block as a span if a recorder is active in this thread.
 
     Args:
-        kind: of layer, block or stage.
-        name: of the layer, or "".
+        kind: The kind of layer, block or stage.
+        name: The name of the layer, or "".
         leaf: whether what lies within it counts as its own time.
-        work: of a step, returns what it computes; called only if a recorder is active.
+        work: A function that returns what a step computes; called only if a recorder is active.
     """
     recorder = _recorder.get()
     if recorder is None:
@@ -194,7 +194,7 @@ def layer(kind: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that each of its calls is a leaf span, at the level of the block that it lies in.
 
     Args:
-        kind: of the span.
+        kind: The kind of the span.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

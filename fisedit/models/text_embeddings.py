@@ -53,8 +53,8 @@ class ShortenedEncoder:
 def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline, clip_skip: int = 0) -> Tensor | None:
     """Weighted prompt embeddings by compel.
 
-    Above 1, a token's embedding is moved away from the empty prompt's; below 1, the whole prompt's also towards that of
-    the prompt with the token masked.
+    With a weight above 1, a token's embedding is moved away from the empty prompt's. With a weight below 1, the whole
+    prompt's is also moved towards that of the prompt with the token masked.
 
     Args:
         prompt: The parsed prompt.
@@ -62,8 +62,9 @@ def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline, clip_skip:
         clip_skip: Layers of the text encoder that are left out at its end.
 
     Returns:
-        [1, T, D] as the pipeline's own embeddings; None where those are exact: all weights are 1, no layer is left out,
-        no word was added to the tokenizer, and none is cut off, of which diffusers warns.
+        [1, T, D] as the pipeline's own embeddings; None where those are exact. They are where all weights are 1, no
+        layer is left out, no word was added to the tokenizer, and none is cut off. Diffusers warns of words that are
+        cut off.
 
     Raises:
         InputError: The text encoder has too few layers.

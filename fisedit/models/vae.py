@@ -39,7 +39,7 @@ def encode(vae: AutoencoderKL, image: Image.Image) -> Tensor:
 
     Args:
         vae: The autoencoder.
-        image: Of any mode, 8w x 8h pixels.
+        image: The image in any mode, 8w x 8h pixels.
 
     Returns:
         Latents [1, C, h, w] times the scaling factor, in the autoencoder's dtype.
@@ -56,17 +56,17 @@ def _exact(vae: AutoencoderKL) -> AbstractContextManager[None]:
 
 
 def is_inpainting(unet: UNet2DConditionModel) -> bool:
-    """Whether a UNet reads a mask and the latents of a masked picture after its own latents."""
+    """Return whether a UNet reads a mask and the latents of a masked picture after its own latents."""
     return bool(unet.config.in_channels == INPAINTING_CHANNELS)
 
 
 @torch.inference_mode()
 def inpaint_inputs(vae: AutoencoderKL, image: Image.Image | None, mask: BoolGrid) -> Tensor:
-    """What an inpainting UNet reads after the latents, as in diffusers' StableDiffusionInpaintPipeline.
+    """Return what an inpainting UNet reads after the latents, as in diffusers' StableDiffusionInpaintPipeline.
 
     Args:
         vae: The autoencoder.
-        image: Of any mode, 8w x 8h pixels; None where the mask has all of it.
+        image: The image in any mode, 8w x 8h pixels; None where the mask has all of it.
         mask: Booleans [h, w], the cells to paint.
 
     Returns:
@@ -106,7 +106,8 @@ def _decoded_preview(tiny: AutoencoderTiny, latents: Tensor) -> Image.Image:
 
 
 def _fitted_preview(vae: AutoencoderKL, latents: Tensor) -> Image.Image:
-    """By a linear map from latents to colours that is fitted to decoded noise, again where the weights are others."""
+    """Draw a preview by a linear map from latents to colours. It is fitted to decoded noise, and anew for other
+    weights."""
     fitted_with = vae.device, vae.dtype, sum(map(write_count, vae.parameters()))
     known, fit = _fits.get(vae, (None, None))
     if fit is None or known != fitted_with:

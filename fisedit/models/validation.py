@@ -96,7 +96,7 @@ _INPUTS = {5: "a depth model (5 input channels)", 7: "an upscaler (7 input chann
     8: "InstructPix2Pix (8 input channels)",
 }
 INPAINTING_CHANNELS = 9
-"""Of an inpainting UNet's input: latents, a mask, and the latents of a masked picture."""
+"""The channels of an inpainting UNet's input: latents, a mask, and the latents of a masked picture."""
 
 _DOWN, _UP = {"CrossAttnDownBlock2D", "DownBlock2D"}, {"CrossAttnUpBlock2D", "UpBlock2D"}
 _SUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -222,12 +222,12 @@ def check_vae_file(path: Path, shapes: Shapes) -> None:
 
 
 def is_converted_vae(shapes: Shapes) -> bool:
-    """Whether a single file that passed `check_vae_file` has diffusers' names."""
+    """Return whether a single file that passed `check_vae_file` has diffusers' names."""
     return "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes
 
 
 def is_sd2_file(shapes: Shapes) -> bool:
-    """Whether a single file that passed `check_single_file` is of the 2.x family, by its text encoder.
+    """Return whether a single file that passed `check_single_file` is of the 2.x family, by its text encoder.
 
     Args:
         shapes: Its tensors.

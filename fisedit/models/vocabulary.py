@@ -23,7 +23,7 @@ _MAX_NAMED, _MAX_CHARACTERS = 5, 40  # unknown words in a note, and letters of e
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model was trained to draw.
+    """The words that a model was trained to draw.
 
     Args:
         words: all that it knows, in lower case.
@@ -65,7 +65,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary of a model's folder; None where the folder lists no words, or has a file of another kind.
 
     Args:
-        folder: of the model.
+        folder: The folder of the model.
 
     Raises:
         ModelError: the file is damaged.

@@ -45,10 +45,10 @@ class _Seen:
     """A module as it was seen last.
 
     Args:
-        names: of its weights.
+        names: The names of its weights.
         tensors: its weights.
         writes: the count of writes of each.
-        sizes: of their samples.
+        sizes: The sizes of their samples.
         numbers: all samples in one.
         files: mapped file -> its inode, size and time of change.
         gone: samples of LoRAs that were taken out.

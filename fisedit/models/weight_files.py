@@ -29,7 +29,7 @@ _PICKLE_STARTS = (b"PK\x03\x04", *(b"\x80" + bytes([protocol]) for protocol in r
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a path has the suffix of safetensors, in any case."""
+    """Return whether a path has the suffix of safetensors, in any case."""
     return path.suffix.lower() == _SAFETENSORS
 
 

@@ -2,10 +2,14 @@
 
 Shape legend, used in every docstring of the package:
 
-    B   batch: guidance branches times edits            h, w  latent grid (image / 8)
-    C   channels                                        H, W  a feature map's grid, or image pixels
-    R   active rows of a level                          T     text tokens
-    G   halo rows of a level (read, not computed)       N     steps
+    - B: batch, guidance branches times edits
+    - C: channels
+    - R: active rows of a level
+    - G: halo rows of a level (read, not computed)
+    - h, w: latent grid (image / 8)
+    - H, W: a feature map's grid, or image pixels
+    - T: text tokens
+    - N: steps
 """
 
 from typing import TYPE_CHECKING

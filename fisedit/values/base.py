@@ -1,4 +1,4 @@
-"""What all values share: the grid of latent cells, limits, and copies on read."""
+"""The parts that all values share: the grid of latent cells, limits, and copies on read."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MAX_DILATION = 64
 
 
 DENSE_STEP = 64
-"""In the dilations of an edit's steps: this step is dense. It computes the whole latent grid, and the sparse steps
-after it read the recorded features shifted by what it found changed outside the mask."""
+"""The entry of an edit's dilations that marks a dense step. Such a step computes the whole latent grid. The sparse
+steps after it read the recorded features shifted by the change that it found outside the mask."""
 
 
 MAX_PROMPT_CHARS = 100_000
@@ -42,11 +42,11 @@ _MAX_NUMBER = 2**53
 
 
 def are_numbers(values: object, count: int) -> bool:
-    """Whether a value is a sequence of so many finite numbers of usual size; booleans are none.
+    """Return whether a value is a sequence of so many finite numbers of usual size; booleans are none.
 
     Args:
-        values: of any type.
-        count: of the numbers.
+        values: A value of any type.
+        count: The number of elements.
     """
     return isinstance(values, Sequence) and len(values) == count and all(map(is_number, values))
 
@@ -68,7 +68,7 @@ def copy_on_read(*names: str) -> Callable[[C], C]:
     """Let a frozen dataclass hand out some of its fields as copies, so that what a caller writes to them is not kept.
 
     Args:
-        names: Of fields that have a method `copy`, or are None.
+        names: Fields that have a method `copy`, or are None.
     """
 
     def decorate(cls: C) -> C:

@@ -47,7 +47,7 @@ EMOTION, FACE = 548, (3, 1024)
 """Numbers of PD-FGC's vector, and of CLIP-H's embeddings of three patches of a face."""
 
 _UNREAD = frozenset({"tongueout", "_neutral"})
-"""What trackers give beside them."""
+"""The coefficients that trackers give beside them, which are not read."""
 
 _RANGES = {
     "pitch": (-180, 180),
@@ -58,7 +58,7 @@ _RANGES = {
     "scale": (0.02, 0.65),
 }
 _MAX = 100.0
-"""Of every number that is no pose's, either way: trackers give a little beyond 0 to 1."""
+"""The limit in either direction of every number but a pose's: trackers give a little beyond 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,11 @@ class Drive:
     """A head's pose and expression.
 
     Args:
-        pose: pitch, yaw and roll in degrees, 0 for a head that faces the viewer: pitch lowers the forehead towards the
-            viewer, yaw turns the nose to the picture's right, roll turns the head counterclockwise; x and y of its
-            middle from the picture's middle, in halves of the picture's sides, right and down; and scale, the side of a
-            square before the face as a share of the picture's.
+        pose: The head's pitch, yaw and roll in degrees, 0 for a head that faces the viewer, then x, y and scale. Pitch
+            lowers the forehead towards the viewer, yaw turns the nose to the picture's right. Roll turns the head
+            counterclockwise. x and y of its middle are measured from the picture's middle, right and down. Their units
+            are halves of the picture's sides. The scale is the side of a square before the face as a share of the
+            picture's.
         expression: ARKit's 51 coefficients, 0 to 1, in the order of `EXPRESSIONS`, or some of them by name; none is a
             face at rest.
         emotion: PD-FGC's vector of 548 numbers, for networks that read that instead.

@@ -1,4 +1,4 @@
-"""Where an edit may paint, and when: a mask of latent cells, and the pixels that cells cover."""
+"""The mask of an edit: the latent cells that may change and from which step, and the pixels that cells cover."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MaskSource(StrEnum):
-    """Where a mask came from."""
+    """The origin of a mask."""
 
     GIVEN = "given"
     ATTENTION = "attention"
@@ -63,8 +63,8 @@ def over_pixels(cells: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
 class ActiveCells:
     """The latent cells that an edit changes, by step: all of a mask at once, or of a soft mask those that have joined.
 
-    Differential Diffusion (arXiv 2306.00950) defines when: a cell that may change by a share of the steps joins where
-    an edit of that strength would begin, and is the source's until then.
+    Differential Diffusion (arXiv 2306.00950) defines the step at which a cell joins. A cell that may change by a share
+    of the steps joins where an edit of that strength would begin. It is the source's until then.
 
     Args:
         grid: booleans [h, w], the cells that join at any step.
@@ -143,8 +143,8 @@ class EditMask:
             on the demo model (`masking.masks.confidence`); 1 for a given mask.
         heatmap: the map behind it, floats [h, w] in 0 to 1, or None.
         other_objects: cells [h, w] of things that stay, where words tell, or None.
-        levels: of a soft mask how much every cell may change, uint8 [h, w]: 255 as much as a hard mask's, 0 outside
-            `grid`; None for a hard one.
+        levels: The share by which every cell of a soft mask may change, uint8 [h, w]: 255 as much as a hard mask's, 0
+            outside `grid`; None for a hard one.
         pixels: how much of every pixel is taken from what the cells paint, uint8 [H, W] of the part of the picture that
             is on the canvas: 255 for all, 0 for none. None where all of every cell is taken.
     """
@@ -183,7 +183,7 @@ class EditMask:
         return ActiveCells(self.grid, None if self.levels is None else entry_steps(self.levels, steps))
 
     def shares(self, size: tuple[int, int], crop: Box | None = None) -> NDArray[np.uint8]:
-        """How much of every pixel of a picture is taken from what the cells paint: uint8 [height, width].
+        """Return how much of every pixel of a picture is taken from what the cells paint: uint8 [height, width].
 
         Args:
             size: width and height of the picture in pixels.
@@ -227,8 +227,8 @@ class EditMask:
         return self.other_objects
 
     def image(self) -> Image:
-        """The mask at canvas size, [8h, 8w] pixels: mode "L", 255 inside (of a soft mask its levels), 0 outside, less
-        where a pixel is taken in part."""
+        """The mask at canvas size, [8h, 8w] pixels, mode "L". Cells inside are 255, or a soft mask's levels; cells
+        outside are 0. The value is lower where a pixel is taken in part."""
         from PIL import Image as PIL
 
         levels = self.grid.astype(np.uint8) * 255 if self.levels is None else self.levels

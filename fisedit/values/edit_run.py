@@ -1,4 +1,4 @@
-"""How an edit is run and what it cost."""
+"""The settings that an edit was run with, and its cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Quality(StrEnum):
-    """How near an edit comes to the dense blended one, against its time (`sparse.cost_model.FIRST_SCHEDULE`)."""
+    """The trade-off between an edit's time and its fidelity to the dense one (`sparse.cost_model.FIRST_SCHEDULE`)."""
 
     FAST = "fast"
     BALANCED = "balanced"
@@ -25,7 +25,7 @@ class Quality(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class EditRun:
-    """How an edit was computed: beside its config and its mask, what it takes to compute it again.
+    """The way an edit was computed: beside its config and its mask, what it takes to compute it again.
 
     Args:
         growth: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () where the run was dense.
@@ -53,19 +53,19 @@ class EditRun:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether every step ran inside the mask, since nothing else would have been the same picture."""
+        """Return whether every step ran inside the mask, since nothing else would have been the same picture."""
         return self.erased or bool(self.regional)
 
 
 @copy_on_read("seconds")
 @dataclass(frozen=True)
 class EditStats:
-    """What an edit (or a generation) cost and why.
+    """The cost of an edit (or a generation), and the reasons for it.
 
     Args:
         mask_area: share of latent cells inside the mask.
         mask_source: where the mask came from.
-        mask_confidence: of the mask, 0 to 1.
+        mask_confidence: The mask's confidence, 0 to 1.
         active_rows: active rows of each level at the widest growth, finest level first.
         growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
         unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
@@ -78,8 +78,8 @@ class EditStats:
         fallback: why the edit ran dense, or "".
         steps_shared: first steps that were taken over from the parent, without a call.
         notes: things the user should know, such as a truncated prompt.
-        unet_evaluations_captured: of the sparse calls, those replayed from captured graphs.
-        uncaptured: why the others were not, or "" where no graphs were wanted.
+        unet_evaluations_captured: Sparse calls that were replayed from captured graphs.
+        uncaptured: The reason why the others were not, or "" where no graphs were wanted.
     """
 
     mask_area: float

@@ -25,13 +25,13 @@ class Inversion(StrEnum):
 
 
 REFERENCE, CONTROL, DRIVE, MOTION = "reference", "control", "drive", "motion"
-"""Arguments of `Editor.edit` that an adapter reads: the picture whose look is taken, the one that says where things
-are, and a `Drive`; and what motion modules read, in clips alone."""
+"""The inputs that an adapter can read. The first three are arguments of `Editor.edit`: the picture whose look is taken,
+the one that says where things are, and a `Drive`. Motion modules read the last one, in clips alone."""
 
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """How a loaded adapter takes part, with diffusers' names.
+    """The settings by which a loaded adapter takes part, with diffusers' names.
 
     Args:
         scale: factor of its effect, -10 to 10.
@@ -46,7 +46,7 @@ class AdapterUse:
     guess_mode: bool = False
 
     def covers(self, i: int, steps: int) -> bool:
-        """Whether it takes part in the i-th of so many steps, as diffusers decides."""
+        """Return whether it takes part in the i-th of so many steps, as diffusers decides."""
         return not (i / steps < self.control_guidance_start or (i + 1) / steps > self.control_guidance_end)
 
     def covered_steps(self, steps: int) -> list[int]:
@@ -72,13 +72,13 @@ class SavedAdapter(AdapterUse):
 
 @dataclass(frozen=True)
 class AdapterReference:
-    """What an adapter reads for a picture: another picture, or a drive.
+    """The input that an adapter reads for a picture: another picture, or a drive.
 
     Args:
         adapter: identity of the adapter.
         use: how the adapter takes part.
         reference: a digest of what it reads.
-        drive: that, if it is one; pictures are kept elsewhere.
+        drive: The drive, if it reads one; pictures are kept elsewhere.
     """
 
     adapter: str
@@ -99,7 +99,7 @@ class GenerationConfig:
     Args:
         prompt: text, with weights as in `models.prompt_weighting`; 600 tokens of it are read, 75 in a chunk.
         negative_prompt: text with the same syntax, for the unconditional branch.
-        seed: of the CPU generator that draws the first latents and every later noise.
+        seed: The seed of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.
         guidance_scale: classifier-free guidance; 1 or less switches it off.
         width: pixels, 64 to 2048, divisible by 8.
@@ -108,8 +108,8 @@ class GenerationConfig:
         inversion: how the latents of a source that was opened were found; None for a generated one.
         like: the references whose look it takes; () for none.
         loras: names and scales of the LoRAs in the model.
-        clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11; as in diffusers not
-            for the negative one. What web UIs call clip skip is one more.
+        clip_skip: layers of the text encoder that are left out at its end for the prompt, 0 to 11. As in diffusers, it
+            does not hold for the negative one. What web UIs call clip skip is one more.
         textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
         crop: left, top, right and bottom in pixels of the part of an opened picture that is painted on; None for all.
         negative_clip_skip: layers that are left out for the negative prompt; in web UIs as many as clip_skip.
@@ -133,7 +133,7 @@ class GenerationConfig:
 
     @property
     def opened(self) -> bool:
-        """Whether the source is a picture that was opened."""
+        """Return whether the source is a picture that was opened."""
         return self.inversion is not None
 
     @property
@@ -143,7 +143,7 @@ class GenerationConfig:
 
     @property
     def guided(self) -> bool:
-        """Whether the UNet runs both branches of classifier-free guidance."""
+        """Return whether the UNet runs both branches of classifier-free guidance."""
         return self.guidance_scale > 1.0
 
 
@@ -151,8 +151,8 @@ def level_grids(config: GenerationConfig, num_levels: int) -> list[tuple[int, in
     """Sizes of a config's maps.
 
     Args:
-        config: of the picture.
-        num_levels: of the UNet.
+        config: The picture's settings.
+        num_levels: The number of the UNet's levels.
 
     Returns:
         (height, width) of every level, finest first.
@@ -223,7 +223,8 @@ def check_prompt(prompt: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode a text: lone surrogates, such as undecodable bytes of an argument become, it cannot."""
+    """Return whether UTF-8 can encode a text. It cannot encode lone surrogates, such as undecodable bytes of an
+    argument become."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -254,7 +255,7 @@ def _adapter_reference(
 def make_adapter_use(
     scale: Any = 1.0, control_guidance_start: Any = 0.0, control_guidance_end: Any = 1.0, guess_mode: Any = False
 ) -> AdapterUse:
-    """How an adapter takes part, checked. Raises InputError for a value out of range."""
+    """Return an adapter's settings after a check. Raises InputError for a value out of range."""
     start, end = (
         _share(name, value)
         for name, value in (
@@ -276,11 +277,11 @@ def _share(name: str, value: Any) -> float:
 
 
 def make_lora_entry(name: object, scale: object) -> tuple[str, float]:
-    """What a config records of a LoRA, checked.
+    """Return what a config records of a LoRA, checked.
 
     Args:
-        name: of the LoRA.
-        scale: that it has in a layer, alpha / rank of its file included.
+        name: The LoRA's name.
+        scale: The LoRA's scale in a layer, alpha / rank of its file included.
 
     Raises:
         InputError: no name, or no such number.

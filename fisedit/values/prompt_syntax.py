@@ -1,7 +1,7 @@
 r"""Finds what web UIs read in a prompt and no text encoder does: tags of LoRAs, changes with the steps, choices.
 
-A tag of a LoRA is no word, and is applied or told. What changes the picture by steps or at random is refused by name;
-marks of other programs' weights and comments are read as words, and told.
+A tag of a LoRA is no word, and is applied or told. Syntax that changes the picture by steps or at random is refused by
+name. Marks of other programs' weights and comments are read as words, and told.
 Weights, `(cat:1.2)` and `[cat]`, are read by `models.prompt_weighting`, and BREAK by `models.prompt_chunks`. Pure text.
 """
 
@@ -24,7 +24,7 @@ _PATTERNS = (
     (re.compile(r"__[^\W_][\w.*/-]{0,200}?__"), "stands for a line of a wildcard file; write the words instead"),
     (re.compile(r"(?<!\\)\{[^{}|]*\|[^{}]*\}"), "chooses at random; write the choice instead"),
 )
-"""What is found, and why it is refused."""
+"""The patterns of syntax that is refused, each with the reason."""
 
 _EMBEDDING = re.compile(
     r"(?<![\w\\<])(?P<prefix>embedding:)(?P<name><[\w-]+>|[\w-]+)(?P<suffix>\.(?:safetensors|pt|bin)\b)?", re.IGNORECASE
@@ -43,7 +43,8 @@ _WORDS = (
         r"which is read as words, for there are no comments; leave it out",
     ),
 )
-"""What is read as words and means something elsewhere (NovelAI, compel, Midjourney, ComfyUI), and what is told."""
+"""The patterns that are read as words and mean something elsewhere, each with what the user is told. They come from
+NovelAI, compel, Midjourney and ComfyUI."""
 
 _ALTERNATES = r"changes with every step, which is not done; write one of both, or \[ for a bracket"
 _SCHEDULED = r"changes at a step, which is not done; write one of both, or \[ for a bracket"
@@ -124,7 +125,7 @@ def check_syntax(prompt: str, name: str = "prompt") -> None:
 
 
 def _unread(prompt: str) -> Iterator[tuple[str, str]]:
-    """What is not read, and why."""
+    """Yield every part of a prompt that is not read, and the reason."""
     prompt = blank_tags(prompt)
     for tag in _TAG.finditer(prompt):
         is_word = tag[1].casefold().startswith("embed")

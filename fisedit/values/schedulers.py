@@ -73,8 +73,8 @@ _SCHEDULER_OF_LABEL = {label.casefold(): name for name, label in SCHEDULER_LABEL
 
 
 AUTOMATIC_SCHEDULES = {"dpm++ 2m": "Karras", "dpm++ sde": "Karras", "dpm++ 2m sde": "Exponential"}
-"""Sampler of a web UI, in lower case -> the noise schedule that it has where "Automatic" or none is chosen, since
-version 1.9 of Automatic1111's; those of other samplers are uniform."""
+"""Sampler of a web UI, in lower case -> its noise schedule where "Automatic" or none is chosen. Automatic1111's UI has
+them since version 1.9. The schedules of other samplers are uniform."""
 
 _AUTOMATIC, _UNIFORM = ("", "automatic"), ("uniform", "normal", "default")
 

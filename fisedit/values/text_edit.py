@@ -1,4 +1,4 @@
-"""What turns one prompt into another, word by word."""
+"""The difference between two prompts, word by word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class EditKind(StrEnum):
-    """What a prompt edit is; GLOBAL edits have no region and run dense."""
+    """The kind of a prompt edit; GLOBAL edits have no region and run dense."""
 
     IDENTICAL = "identical"
     REPLACE = "replace"
@@ -20,9 +20,11 @@ class EditKind(StrEnum):
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a prompt: its text, character span [start, end), the positions of its tokens in CLIP's sequence (the
-    start token is position 0, so a prompt's first word begins at 1), and how much it counts. Truncated words have no
-    tokens."""
+    """One word of a prompt: its text, its character span [start, end), the positions of its tokens, and its weight.
+
+    Positions are counted in CLIP's sequence: the start token is position 0, so a prompt's first word begins at 1.
+    Truncated words have no tokens.
+    """
 
     text: str
     start: int
@@ -45,7 +47,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class EditScript:
-    """What turns `source_prompt` into `prompt`; empty `hunks` means that nothing changed."""
+    """The difference that turns `source_prompt` into `prompt`; empty `hunks` means that nothing changed."""
 
     source_prompt: str
     prompt: str

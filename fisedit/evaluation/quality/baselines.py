@@ -2,8 +2,8 @@
 
 FISEdit (Yu et al., arXiv 2305.17423): dense first steps on the new prompt; Otsu's threshold of how far they leave the
 source's latents; sparse steps from there, in 2x2 blocks, GroupNorm with the source's stale statistics. It runs in our
-engine, so its kernels and its cache are not measured. DiffEdit (Couairon et al., arXiv 2210.11427): the mask is where
-predictions for the two prompts differ on the noised source, with the numbers of diffusers' pipeline.
+engine, so its kernels and its cache are not measured. DiffEdit (Couairon et al., arXiv 2210.11427): the mask has the
+cells where predictions for the two prompts differ on the noised source. Its numbers are those of diffusers' pipeline.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROBES = 0.2
 """Share of the steps that FISEdit runs dense: 10 of 50 in the paper."""
 
 NOISES, NOISE_TIMESTEP, CLIP_MEANS, MASK_THRESHOLD, EDIT_STRENGTH = 10, 500, 3.0, 0.5, 0.8
-"""DiffEdit: noises averaged; timestep they stand for; clip, in means of the map; threshold, of the clipped maximum;
-share of the steps that the edit runs."""
+"""Numbers of DiffEdit. They are the noises averaged, the timestep they stand for, and the clip, in means of the map.
+Then come the threshold, of the clipped maximum, and the share of the steps that the edit runs."""
 
 
 class StaleRows(CachedRows):
@@ -63,7 +63,7 @@ def fisedit_paper(case: EditCase, share: float = PROBES) -> MethodResult:
 
     Args:
         case: the edit and its source.
-        share: of the steps that run dense, above 0 to 1.
+        share: The share of the steps that run dense, above 0 to 1.
     """
     trajectory, engine = case.trajectory, case.engine
     probes = max(1, round(share * case.steps))
@@ -89,7 +89,7 @@ def as_blocks(grid: BoolGrid) -> BoolGrid:
 
 
 def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
-    """From step `first` on, the mask's rows over the source's features; outside, the source's latents."""
+    """Run the steps from `first` on: the mask's rows over the source's features; outside, the source's latents."""
     trajectory, sampler, plan = case.trajectory, case.engine.sampler(case.config), case.engine.row_plan(grid, 0)
     executor = StaleNormExecutor(case.editor.pipe.unet)
     cache: dict[str, Tensor] = {}
@@ -121,7 +121,7 @@ def diffedit(case: EditCase) -> MethodResult:
 
 @torch.inference_mode()
 def difference_mask(case: EditCase) -> BoolGrid:
-    """Where the two prompts' predictions differ on the noised source: booleans [h, w]."""
+    """Return the cells where the two prompts' predictions differ on the noised source: booleans [h, w]."""
     pipe, clean = case.editor.pipe, case.trajectory.latents[-1]
     scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
     text = torch.cat([case.engine.encode(config)[-1:] for config in (case.source.config, case.config)])

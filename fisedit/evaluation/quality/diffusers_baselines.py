@@ -1,8 +1,8 @@
 """Baselines by diffusers' own pipelines with their usual arguments, each on one `EditCase`.
 
 Image to image (SDEdit, Meng et al., arXiv 2108.01073) noises the picture and denoises all of it. Inpainting is given
-the true mask; for a model not trained for it, the latents outside the mask are replaced by the noised picture's after
-every step (Blended Latent Diffusion, Avrahami et al., arXiv 2206.02779).
+the true mask. A model not trained for it uses Blended Latent Diffusion (Avrahami et al., arXiv 2206.02779). Its latents
+outside the mask are replaced by the noised picture's after every step.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class MethodResult:
         picture: the edited one.
         grid: mask of latent cells [h, w]; None for a method without one.
         rim: cells [h, w] beside it whose pixels may have changed too, or None.
-        evaluations: of the UNet, with those that predict a mask; a batch of any size is one.
+        evaluations: The number of evaluations of the UNet, with those that predict a mask; a batch of any size is one.
         macs: multiply-accumulates of UNet and decoder.
         sparse: whether it ran sparsely, so that the dense blended edit is its reference.
         reason: why it fell back to a dense run, or "".
@@ -134,7 +134,7 @@ class EditCase:
 
         Args:
             mask: booleans [h, w]; None to predict one.
-            **options: of `Editor.edit`.
+            **options: The further arguments of `Editor.edit`.
         """
         self.editor.checkout(self.source.id)
         calls: list[None] = []  # counted here: an edit's stats leave out a run that drift broke off
@@ -164,7 +164,7 @@ class EditCase:
         """The last prompt's picture by diffusers' pipeline.
 
         Args:
-            prompts: of one batch, each from the source's first latents.
+            prompts: The prompts of one batch, each from the source's first latents.
             hook: replaces the latents after every step.
             guidance_scale: None for the source's.
         """
@@ -209,7 +209,7 @@ def make_case(
         pipe: the model.
         edit: prompts, picture and truth.
         num_inference_steps: denoising steps.
-        guidance_scale: of classifier-free guidance.
+        guidance_scale: The scale of classifier-free guidance.
         cache_dtype: what recorded features are kept in, as in `Editor`.
 
     Raises:

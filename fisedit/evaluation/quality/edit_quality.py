@@ -75,9 +75,9 @@ def measure_edit_quality(settings: EditQualitySettings, on_step: OnStep | None =
         on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"}, ready for JSON: the methods
-        and our kinds of edit in short tables, the detection of global edits and its errors, all metrics (see
-        `tables.metric_rows`), and every edit's prompts and scores.
+        {"settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"}, ready for JSON.
+        The methods and our kinds of edit are in short tables. Then come the detection of global edits and its errors,
+        all metrics (see `tables.metric_rows`), and every edit's prompts and scores.
 
     Raises:
         InputError: an unknown method, a model that knows no scene's words, a folder that is no PIE-Bench, or a results
@@ -216,7 +216,7 @@ def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, st
 def _verdicts(
     log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]
 ) -> dict[str, list[GlobalEditVerdict]]:
-    """Which edits were classified as global: by the text diff, on prompts alone, and by the editor's mask."""
+    """Return the verdicts on global edits: by the text diff, on prompts alone, and by the editor's mask."""
     measured = [
         ((edit["source_prompt"], edit["prompt"], edit["whole"]), edit_scores.get(PLAIN))
         for edit, edit_scores in zip(log.edits, log.scores, strict=True)

@@ -1,4 +1,4 @@
-"""Whether edits of the whole picture are detected as such: by the text diff, or by how they ran. Knows no pictures.
+"""The detection of edits of the whole picture: by the text diff, or by how they ran. Knows no pictures.
 
 `python -m fisedit.evaluation.quality.global_edit_detection` prints a row for each file of written prompt pairs as JSON.
 """
@@ -56,7 +56,7 @@ def detection_row(name: str, verdicts: Sequence[GlobalEditVerdict]) -> dict[str,
 
     Args:
         name: what was detected, for the column "asked".
-        verdicts: of every edit.
+        verdicts: The verdicts of every edit.
     """
     detected, expected = [v.said for v in verdicts], [v.whole for v in verdicts]
     wrong = [(v.whole, v.said) for v in verdicts if v.whole is not v.said]
@@ -75,7 +75,7 @@ def main(names: Sequence[str]) -> None:
     """Print a row for each file of written pairs, split by the demo model's tokenizer.
 
     Args:
-        names: of `PAIR_FILES`; none for all.
+        names: The names of `PAIR_FILES` to print; none for all.
     """
     from transformers import CLIPTokenizer
 

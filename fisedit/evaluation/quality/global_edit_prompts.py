@@ -71,7 +71,7 @@ def prompt_pairs(count: int, seed: int = 0) -> Iterator[tuple[str, str, bool]]:
 
     Args:
         count: number of pairs.
-        seed: of all of them.
+        seed: The seed of all of them.
 
     Returns:
         (source prompt, new prompt, whether the edit is global).
@@ -99,7 +99,7 @@ def written_pairs(name: str) -> Iterator[tuple[str, str, bool]]:
     """Written prompt pairs.
 
     Args:
-        name: of `PAIR_FILES`.
+        name: A name of `PAIR_FILES`.
 
     Returns:
         (source prompt, new prompt, whether the edit is global).

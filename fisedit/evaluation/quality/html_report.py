@@ -61,7 +61,7 @@ class HtmlReport:
         """Write report.html.
 
         Args:
-            report: that of `measure_edit_quality`.
+            report: The report of `measure_edit_quality`.
 
         Returns:
             The file's path.

@@ -65,11 +65,11 @@ class MaskResult:
     """A method's mask of one edit.
 
     Args:
-        fit: of the mask to the truth.
+        fit: The fit of the mask to the truth.
         leftover: share of a removed object's visible pixels outside the mask, 0 to 1; None where none was removed.
         gmacs: what the edit would cost, in 1e9 multiply-accumulates.
         fell_back: whether it would run dense.
-        confidence: of the mask, 0 to 1.
+        confidence: The confidence of the mask, 0 to 1.
     """
 
     fit: MaskFit
@@ -80,7 +80,7 @@ class MaskResult:
 
     @property
     def correct(self) -> bool:
-        """Whether the mask is right, as `masking.masks.confidence` has it."""
+        """Return whether the mask is right, as `masking.masks.confidence` has it."""
         return self.fit.cells.iou >= MIN_CORRECT_IOU
 
 
@@ -108,9 +108,9 @@ def measure_mask_quality(settings: EvaluationSettings, on_step: OnStep | None = 
         on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "notes", "summary", "classes", "calibration", "rows", "edits"}, ready for JSON: the methods in one
-        short table, their kinds of edit in another, confidence beside the share of masks that are right in a third, all
-        metrics, and every edit's prompts and metrics.
+        {"settings", "notes", "summary", "classes", "calibration", "rows", "edits"}, ready for JSON.
+        The methods are in one short table, their kinds of edit in another. A third has confidence beside the share of
+        masks that are right. Then come all metrics, and every edit's prompts and metrics.
 
     Raises:
         InputError: a model that knows no scene's words.
@@ -212,7 +212,7 @@ def calibration_rows(results: Sequence[MaskResult]) -> list[dict[str, str]]:
     """Confidence beside the share of masks that are right, in bins of `CONFIDENCES` that are not empty.
 
     Args:
-        results: of one method.
+        results: The results of one method.
     """
     rows = []
     for low, high in pairwise(CONFIDENCES):

@@ -62,14 +62,14 @@ TABLE_METRICS = (
 """Columns of the short tables, where there are values."""
 
 ALL, LOCAL, EVERYWHERE = "all", "in a place", "everywhere"
-"""In place of a kind: all edits together, those that concern a part of the picture, and those of all of it."""
+"""Names in place of a kind: all edits together, those that concern a part of the picture, and those of all of it."""
 
 
 def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
     """Every metric of every method: of drawn and of generated sources, over all edits and over those of every kind.
 
     Args:
-        scores: of every edit, by method.
+        scores: The scores of every edit, by method.
         kinds: the edits' different kinds.
 
     Returns:

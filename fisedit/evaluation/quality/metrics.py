@@ -60,7 +60,7 @@ def mask_overlap(found: BoolGrid, true: BoolGrid) -> MaskOverlap:
 
 @dataclass(frozen=True)
 class MaskFit:
-    """How a mask of latent cells fits true pixels.
+    """The fit of a mask of latent cells to true pixels.
 
     Args:
         cells: overlap by latent cells, of which one is true if any of its pixels is.
@@ -100,7 +100,7 @@ def psnr(got: Image, expected: Image, inside: BoolGrid) -> float:
 
     Args:
         got: [H, W] pixels.
-        expected: of that size.
+        expected: The expected picture, of the same size.
         inside: booleans [H, W]: the pixels that are compared.
     """
     a, b = (_levels(picture)[inside] for picture in (got, expected))
@@ -112,7 +112,7 @@ def ssim(got: Image, expected: Image, inside: BoolGrid) -> float:
 
     Args:
         got: [H, W] pixels, 7 or more each way.
-        expected: of that size.
+        expected: The expected picture, of the same size.
         inside: booleans [H, W], not all False.
     """
     from skimage.metrics import structural_similarity
@@ -126,7 +126,7 @@ def change_covered(source: Image, edited: Image, inside: BoolGrid) -> float:
 
     Args:
         source: [H, W] pixels.
-        edited: of that size.
+        edited: The edited picture, of the same size.
         inside: booleans [H, W].
     """
     change = np.square(_levels(edited) - _levels(source)).sum(-1)
@@ -134,11 +134,11 @@ def change_covered(source: Image, edited: Image, inside: BoolGrid) -> float:
 
 
 def equal_outside(got: Image, expected: Image, grid: BoolGrid) -> bool:
-    """Whether two pictures have the same bytes in all pixels outside a mask.
+    """Return whether two pictures have the same bytes in all pixels outside a mask.
 
     Args:
         got: [8h, 8w] pixels.
-        expected: of that size.
+        expected: The expected picture, of the same size.
         grid: booleans [h, w].
     """
     outside = ~cells_to_pixels(grid)
@@ -146,7 +146,7 @@ def equal_outside(got: Image, expected: Image, grid: BoolGrid) -> bool:
 
 
 def seam(got: Image, reference: Image, source: Image, grid: BoolGrid) -> float | None:
-    """How visible a mask's boundary is, over the same in a reference: 1 for as visible.
+    """Return the visibility of a mask's boundary over that in a reference: 1 for as visible.
 
     At every pair of neighbouring pixels across the boundary, the largest difference of neighbours is taken within
     `SEAM_BAND` pixels either side, along the line through both: an edge that mending moved is found as well as one that
@@ -155,8 +155,8 @@ def seam(got: Image, reference: Image, source: Image, grid: BoolGrid) -> float |
 
     Args:
         got: [8h, 8w] pixels.
-        reference: of that size.
-        source: of that size.
+        reference: The reference picture, of the same size.
+        source: The source picture, of the same size.
         grid: booleans [h, w].
 
     Returns:
@@ -196,7 +196,7 @@ def bootstrap_interval(values: Sequence[float], statistic: Callable[..., Any]) -
 
     Args:
         values: at least one.
-        statistic: of an array, along `axis`: `np.median` or `np.mean`.
+        statistic: The statistic of an array, along `axis`: `np.median` or `np.mean`.
     """
     array = np.asarray(values, float)
     drawn = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))

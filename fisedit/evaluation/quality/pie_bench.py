@@ -1,6 +1,6 @@
 """PIE-Bench from a local folder (Ju et al., arXiv 2310.01506): its edits, and its metrics that need no model.
 
-Follows the published evaluation: the border always counts as edited; the edited part is set to black in both pictures,
+Follows the published evaluation. The border always counts as edited. The edited part is set to black in both pictures,
 and means run over the whole picture. So PSNR and SSIM lie above those of the background alone, the more so the larger
 the edited part is. Structure distance, LPIPS and CLIP similarity need models that fisedit does not include.
 """
@@ -92,8 +92,8 @@ def load_edits(folder: Path, entries: Sequence[dict[str, Any]], side: int) -> It
 
     Args:
         folder: the dataset's.
-        entries: those of `read_mapping`.
-        side: of the pictures, in pixels.
+        entries: The entries of `read_mapping`.
+        side: The side of the pictures, in pixels.
 
     Raises:
         InputError: a picture is missing or damaged, or a mask is no list of runs.
@@ -115,7 +115,7 @@ def decode_runs(runs: Sequence[int], side: int = SIDE) -> BoolGrid:
 
     Args:
         runs: start, length, start, length, ...
-        side: of the mask, in pixels.
+        side: The side of the mask, in pixels.
 
     Returns:
         Booleans [side, side].

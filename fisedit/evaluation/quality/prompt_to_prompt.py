@@ -1,7 +1,7 @@
 """Dense prompt-to-prompt (Hertz et al., arXiv 2208.01626): the edit with attention maps of its source.
 
 Source and edit run in one batch. For the first share of the steps the edit's cross-attention to every unchanged word is
-the source's, and for a smaller share so is its self-attention, on maps of at most 32x32. As in direct inversion (arXiv
+the source's. For a smaller share so is its self-attention, on maps of at most 32x32. As in direct inversion (arXiv
 2310.01506) the source's branch is reset to its recorded latents after every step. Knows one `EditCase`.
 """
 

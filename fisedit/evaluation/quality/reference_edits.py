@@ -29,8 +29,8 @@ PALETTE = Palette(hues=(15, 45), saturations=(0, 0.9), patterns=("plain",))
 """Warm hues, and greys: most of what the demo model's autoencoder reproduces (`python -m training.gamut`)."""
 
 MAX_ROUNDTRIP_ERROR, MIN_COLOUR_CHANGE = 15.0, 25.0
-"""Bounds on an appearance's mean colour, in levels of 255, mean over red, green and blue: its error after encoding and
-decoding, and its distance from the object's own."""
+"""The bounds on an appearance's mean colour, in levels of 255, mean over red, green and blue. They are the largest
+error after encoding and decoding, and the least distance from the object's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ def sample_reference_edit(
 
     Args:
         rng: the only source of randomness.
-        side: of the pictures in pixels, a multiple of 32.
+        side: The side of the pictures in pixels, a multiple of 32.
         words: whether a word may be used.
         roundtrip: encodes and decodes a picture, uint8 [S, S, 3].
         same: whether the reference shows the new object, and not another one.

@@ -1,7 +1,8 @@
 """`fisedit bench quality --adapter`: edits with a reference picture, beside the same edits without it.
 
-Measures how far the edited object's appearance is from the reference's, in the classifier's features, in the colour
-distribution and in the mean colour; whether the edit succeeds; and whether it keeps all bytes outside its mask.
+Measures the distance of the edited object's appearance from the reference's, in the classifier's features, in the
+colour distribution and in the mean colour. Also measures whether the edit succeeds, and whether it keeps all bytes
+outside its mask.
 """
 
 from __future__ import annotations
@@ -124,10 +125,10 @@ def _run_edits(
 
 
 def distances(classifier: SceneClassifier, one: MaskedObject, other: MaskedObject) -> dict[str, float]:
-    """How far apart two objects' appearances are, by `DISTANCES`.
+    """Return the distances of two objects' appearances, by `DISTANCES`.
 
     Args:
-        classifier: of drawn scenes.
+        classifier: The classifier of drawn scenes.
         one: a picture and the object's pixels.
         other: another picture and its object's pixels.
     """
@@ -138,9 +139,9 @@ def feature_distance(classifier: SceneClassifier, one: MaskedObject, other: Mask
     """Cosine distance, 0 to 2, of the classifier's features.
 
     Args:
-        classifier: of drawn scenes.
+        classifier: The classifier of drawn scenes.
         one: pixels and mask of an object.
-        other: of another.
+        other: The pixels and mask of another object.
     """
     return float(1 - F.cosine_similarity(_features(classifier, *one), _features(classifier, *other), dim=0))
 

@@ -29,7 +29,7 @@ class ResultsLog:
 
     Args:
         path: the file; None to keep them in memory only.
-        settings: of the measurement, in JSON's own types.
+        settings: The settings of the measurement, in JSON's own types.
 
     Raises:
         InputError: the file is of other settings, or is no results log.

@@ -52,8 +52,8 @@ class BenchmarkEdit:
         kind: one of `CHANGE_KINDS`, or a dataset's name for one.
         source_prompt: what the source shows.
         prompt: what the edit shall show.
-        picture: to open, [S, S] pixels; None to generate one.
-        seed: of a generated source.
+        picture: The picture to open, [S, S] pixels; None to generate one.
+        seed: The seed of a generated source.
         true_mask: pixels that the edit concerns, bool [S, S]; None where they are unknown, or all.
         removed: visible pixels of the object that is replaced or deleted, bool [S, S]; None where there is none.
         is_global: whether it concerns the whole picture; None where that is unknown.
@@ -72,7 +72,7 @@ class BenchmarkEdit:
 
 
 def is_single_token(tokenizer: Tokenizer, word: str) -> bool:
-    """Whether a tokenizer encodes a word as one token, without which its model was not trained on it.
+    """Return whether a tokenizer encodes a word as one token, without which its model was not trained on it.
 
     Args:
         tokenizer: the model's.
@@ -101,7 +101,7 @@ def available_kinds(words: WordFilter, seed: int = 0) -> tuple[str, ...]:
 
     Args:
         words: whether a word is known.
-        seed: of the changes that are tried.
+        seed: The seed of the changes that are tried.
 
     Raises:
         InputError: there are none.
@@ -120,10 +120,10 @@ def sample_edits(
 
     Args:
         count: number of edits.
-        side: of the pictures in pixels, a multiple of 32.
+        side: The side of the pictures in pixels, a multiple of 32.
         words: whether a word may be used.
         classes: kinds of change, in turn; see `available_kinds`.
-        seed: of all of them.
+        seed: The seed of all of them.
     """
     for i in range(count):
         kind = classes[i % len(classes)]
@@ -167,7 +167,7 @@ def true_mask(change: SceneChange, side: int) -> Mask | None:
 
     Args:
         change: the scenes before and after.
-        side: of the pictures in pixels, a multiple of 32.
+        side: The side of the pictures in pixels, a multiple of 32.
 
     Returns:
         Booleans [side, side]; None for the whole picture.
@@ -185,7 +185,7 @@ def removed_pixels(change: SceneChange, side: int) -> Mask | None:
 
     Args:
         change: the scenes before and after.
-        side: of the pictures in pixels, a multiple of 32.
+        side: The side of the pictures in pixels, a multiple of 32.
 
     Returns:
         Booleans [side, side]; None for kinds of change that remove no object.

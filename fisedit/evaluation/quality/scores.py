@@ -38,17 +38,17 @@ class EditScore:
     Args:
         kind: the edit's.
         drawn: whether the source is an opened picture; else it was generated.
-        evaluations: of the UNet.
+        evaluations: The number of evaluations of the UNet.
         macs: multiply-accumulates of UNet and decoder.
         reason: why the method fell back to a dense run, or "".
         area: share of latent cells in the mask, 0 to 1.
         whole: whether the mask covers all cells.
-        fit: of the mask to the truth.
+        fit: The fit of the mask to the truth.
         leftover: share of a removed object's visible pixels that lie outside the mask and so stay, 0 to 1.
         success: whether the classifier finds the edit done.
         gone: whether the classifier does not see what was removed; None where nothing was.
-        truth_psnr: dB to the drawn scene after the edit, in the true pixels, of deletes of opened pictures: how much
-            what was behind the object is as it was drawn.
+        truth_psnr: dB to the drawn scene after the edit, in the true pixels, of deletes of opened pictures. It tells
+            how far what was behind the object is as it was drawn.
         background_psnr: dB to the source, outside the truth; of generated sources outside our own mask.
         exact: whether all bytes outside the method's own mask are the source's.
         inside_psnr: dB to the dense blended edit inside the method's own mask, of sparse runs.
@@ -87,12 +87,12 @@ class EditScore:
 
     @property
     def leaves_parts(self) -> bool | None:
-        """Whether a part of a removed object is still seen; None where none was removed."""
+        """Return whether a part of a removed object is still seen; None where none was removed."""
         return None if self.leftover is None else self.leftover > VISIBLE_SHARE
 
     @property
     def fell_back(self) -> bool:
-        """Whether the method fell back to a dense run."""
+        """Return whether the method fell back to a dense run."""
         return bool(self.reason)
 
 
@@ -170,7 +170,7 @@ def _edited_pixels(case: EditCase) -> BoolGrid | None:
 
 
 def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
-    """Whether a picture shows all of the new scene, nothing that was removed, and the object's new colour or size.
+    """Return whether a picture shows all of the new scene, nothing removed, and the object's new colour or size.
 
     Args:
         classifier: the scene classifier.
@@ -192,7 +192,7 @@ def edit_succeeded(classifier: SceneClassifier, change: SceneChange, picture: Im
 
 
 def object_is_gone(classifier: SceneClassifier, change: SceneChange, picture: Image) -> bool | None:
-    """Whether a picture shows nothing of what a change removes.
+    """Return whether a picture shows nothing of what a change removes.
 
     Args:
         classifier: the scene classifier.
@@ -213,7 +213,7 @@ def _remaining(predictions: ScenePredictions, change: SceneChange) -> bool:
 
 
 def _adjectives_succeeded(predictions: ScenePredictions, change: SceneChange) -> bool:
-    """Whether the changed object has its new adjectives."""
+    """Return whether the changed object has its new adjectives."""
     after = change.after
     single_object = Scene(after.background, after.horizon, (after.objects[change.index],))
     return all(predictions.adjectives_correct(0, single_object))

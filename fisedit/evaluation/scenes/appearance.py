@@ -19,10 +19,10 @@ class Appearance:
     """One hue, or two in a pattern.
 
     Args:
-        hues: in degrees.
+        hues: The hues in degrees.
         saturation: 0 to 1.
         pattern: one of `PATTERNS`.
-        period: of the pattern, as a share of the picture's side.
+        period: The period of the pattern, as a share of the picture's side.
         angle: the pattern's direction, in radians.
     """
 

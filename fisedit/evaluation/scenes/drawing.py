@@ -64,7 +64,7 @@ def glyph_pixels(glyph: str, size: int, colour: str = "", hue: float = 0.0) -> B
         glyph: the emoji.
         size: side of the square, in pixels.
         colour: one of `COLOURS`; "" for the glyph's own.
-        hue: that colour's, in degrees.
+        hue: The hue of that colour, in degrees.
 
     Returns:
         uint8 [size, size, 4], straight alpha.
@@ -123,7 +123,7 @@ def draw_background(background: Background, weather: Weather | None, horizon: in
         background: colours and hills.
         weather: None for clear weather.
         horizon: in cells from the top.
-        side: of the picture, in pixels.
+        side: The side of the picture, in pixels.
 
     Returns:
         uint8 [side, side, 3], cached: not to be written to.

@@ -1,8 +1,9 @@
 """Combinations of words, and layouts, that no training run sees: the truth that edits are measured on.
 
-`held_out.json` lists them. Every word occurs in training; what does not are some of its combinations: two objects, an
-object and a background, colour or accessory, a background and a weather. A layout, the horizon with the boxes of all
-objects, is held out by its checksum: one in `layout_share`. A scene with any of them is, in every wording.
+`held_out.json` lists them. Every word occurs in training; some of its combinations do not. A combination is two
+objects, an object and a background, colour or accessory, or a background and a weather. A layout is the horizon with
+the boxes of all objects. It is held out by its checksum: one in `layout_share`. A scene with any of them is held out,
+in every wording.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _FILE = Path(__file__).with_name("held_out.json")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is held out.
+    """The combinations and layouts that are held out.
 
     Args:
-        combinations: of two words each.
+        combinations: The combinations of two words each.
         layout_share: one layout in this many.
-        seeds: of `SPLITS`, by name.
+        seeds: The seeds of `SPLITS`, by name.
     """
 
     combinations: frozenset[frozenset[str]]
@@ -66,28 +67,28 @@ def word_pairs(scene: Scene) -> frozenset[frozenset[str]]:
 
 
 def has_unseen_words(scene: Scene) -> bool:
-    """Whether a combination of words is held out, so that training saw no prompt of this content.
+    """Return whether a combination of words is held out, so that training saw no prompt of this content.
 
     Args:
-        scene: with any objects.
+        scene: The scene with any objects.
     """
     return not held_out().combinations.isdisjoint(word_pairs(scene))
 
 
 def has_unseen_layout(scene: Scene) -> bool:
-    """Whether the horizon with the boxes of all objects is held out.
+    """Return whether the horizon with the boxes of all objects is held out.
 
     Args:
-        scene: with any objects.
+        scene: The scene with any objects.
     """
     boxes = [(placed.left, placed.bottom, placed.size) for placed in scene.objects]
     return crc32(repr((scene.horizon, boxes)).encode()) % held_out().layout_share == 0
 
 
 def is_unseen(scene: Scene) -> bool:
-    """Whether training must pass a scene over: for its words or for its layout.
+    """Return whether training must pass a scene over: for its words or for its layout.
 
     Args:
-        scene: with any objects.
+        scene: The scene with any objects.
     """
     return has_unseen_words(scene) or has_unseen_layout(scene)

@@ -1,7 +1,7 @@
 """Sampled scenes, scenes for a prompt, and pairs of scenes that differ in one property: the truth of an edit.
 
-Everything is sampled from a seed. An object's place depends on the seed, on the number of objects and on its index, but
-not on its word, so two prompts of the same shape and seed put their objects in the same boxes.
+Everything is sampled from a seed. An object's place depends on the seed, on the number of objects and on its index. It
+does not depend on its word, so two prompts of the same shape and seed put their objects in the same boxes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def scene_for(prompt: str, seed: int) -> Scene:
 
     Args:
         prompt: in plain English.
-        seed: of the layout.
+        seed: The seed of the layout.
 
     Raises:
         SceneError: the prompt names no object or no background, or more than fits.
@@ -40,7 +40,7 @@ def arrange(request: SceneRequest, rng: np.random.Generator) -> Scene:
     """Lay out what is requested, with the same random numbers whatever the words are.
 
     Args:
-        request: of a prompt.
+        request: The request of a prompt.
         rng: the only source of randomness.
 
     Raises:
@@ -122,7 +122,7 @@ def sample_scene(
         rng: the only source of randomness; the same state gives the same scene.
         count: number of objects on the ground, 1 to 4; None to sample it.
         sky: whether one more object is in the sky; None for one time in four.
-        vocabulary: of its words.
+        vocabulary: The vocabulary of its words.
     """
     n = int(rng.choice((1, 2, 3, 4), p=(0.35, 0.38, 0.17, 0.1))) if count is None else count
     has_sky_object = bool(rng.random() < 0.25) if sky is None else sky
@@ -160,7 +160,7 @@ class SceneChange:
         kind: one of `CHANGE_KINDS`.
         before: the source's scene.
         after: the edit's scene.
-        index: of the object concerned, -1 for the whole background.
+        index: The index of the object concerned, -1 for the whole background.
     """
 
     kind: str
@@ -177,7 +177,7 @@ class SceneChange:
         """The pixels in which the two scenes differ, bool [side, side].
 
         Args:
-            side: of the pictures, in pixels.
+            side: The side of the pictures, in pixels.
         """
         before, after = render(self.before, side).pixels, render(self.after, side).pixels
         different: Mask = np.any(before != after, axis=-1)
@@ -209,9 +209,9 @@ def propose_change(
     Args:
         rng: the only source of randomness.
         kind: one of `CHANGE_KINDS`.
-        vocabulary: of both scenes' words.
-        count: as in `sample_scene`.
-        sky: as in `sample_scene`.
+        vocabulary: The vocabulary of both scenes' words.
+        count: The argument of `sample_scene`.
+        sky: The argument of `sample_scene`.
     """
     return _CHANGES[kind](rng, sample_scene(rng, count, sky, vocabulary), vocabulary)
 

@@ -48,9 +48,9 @@ class PosedScene:
     """A scene whose one head is held as a drive says.
 
     Args:
-        scene: with the head at rest.
-        index: of the head among its objects.
-        drive: with no pitch and no yaw; of the expression the eyes' blinking counts.
+        scene: The scene with the head at rest.
+        index: The index of the head among its objects.
+        drive: The drive, with no pitch and no yaw; of the expression the eyes' blinking counts.
     """
 
     scene: Scene
@@ -80,7 +80,7 @@ def sample_posed(rng: np.random.Generator, vocabulary: SceneVocabulary = FULL_VO
 
     Args:
         rng: the only source of randomness.
-        vocabulary: of its words.
+        vocabulary: The vocabulary of its words.
     """
     while True:
         scene = sample_scene(rng, int(rng.integers(1, 3)), False, vocabulary)
@@ -108,7 +108,7 @@ def render_posed(posed: PosedScene, side: int = 256) -> tuple[Bytes, Mask]:
 
     Args:
         posed: what is drawn.
-        side: of the picture in pixels, a multiple of 32.
+        side: The side of the picture in pixels, a multiple of 32.
 
     Returns:
         uint8 [side, side, 3], and the head's pixels, bool [side, side].

@@ -1,6 +1,6 @@
 """Scenes to prompts in plain English, and prompts to what they request.
 
-Every wording uses the same few keywords, so parsing needs no grammar: a noun names an object, an adjective before it
+Every wording uses the same few keywords, so parsing needs no grammar. A noun names an object, an adjective before it
 describes it, and an accessory after "wearing" or "with" is worn by it.
 """
 
@@ -70,7 +70,7 @@ class ObjectRequest:
 
 @dataclass(frozen=True)
 class SceneRequest:
-    """What a prompt requests.
+    """The parts of a scene that a prompt requests.
 
     Args:
         objects: in the order of the prompt, those in the sky last.
@@ -89,7 +89,7 @@ def describe_scene(scene: Scene) -> ScenePrompt:
     """The prompt of a scene, in its own wording.
 
     Args:
-        scene: whose `wording` selects the phrases.
+        scene: The scene, whose `wording` selects the phrases.
     """
     text, spans = "", {}
     for piece, part in _pieces(scene):
@@ -139,7 +139,7 @@ def _noun_phrase(placed: PlacedObject, index: int, wearing: str) -> Iterator[tup
 
 
 def parse_prompt(prompt: str) -> SceneRequest:
-    """What a prompt requests; unknown words are ignored.
+    """Return what a prompt requests; unknown words are ignored.
 
     Args:
         prompt: in plain English.
@@ -181,7 +181,7 @@ def _mentions(words: tuple[str, ...], name: str) -> bool:
 
 
 def _within_place(words: tuple[str, ...], position: int) -> bool:
-    """Whether a noun is part of a background's phrase ("inside a house with a wooden floor")."""
+    """Return whether a noun is part of a background's phrase ("inside a house with a wooden floor")."""
     phrases = [phrase for phrases in _PLACE_PHRASES.values() for phrase in phrases if words[position] in phrase]
     return any(
         words[position - phrase.index(words[position]) : position - phrase.index(words[position]) + len(phrase)]

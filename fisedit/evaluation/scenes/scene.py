@@ -1,7 +1,8 @@
 """Drawn scenes as values: which object is where, and the same scene with one property changed.
 
-A scene is frozen and has no pixels; `render` draws it at any size. Positions are in cells, 1/32 of the side: at 256 px
-they are the latent grid of a factor-8 autoencoder, so a very small one sees each glyph at few offsets and can be sharp.
+A scene is frozen and has no pixels; `render` draws it at any size. Positions are in cells, 1/32 of the side. At 256 px
+they are the latent grid of a factor-8 autoencoder. So a very small autoencoder sees each glyph at few offsets and
+can be sharp.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Scene:
         """The same scene with some fields of one object changed.
 
         Args:
-            index: of the object.
+            index: The index of the object.
             **changes: fields of `PlacedObject`.
         """
         objects = list(self.objects)
@@ -136,7 +137,7 @@ class Scene:
         """The same scene without one object.
 
         Args:
-            index: of the object.
+            index: The index of the object.
         """
         relation = "and" if index < 2 else self.relation
         return replace(self, objects=self.objects[:index] + self.objects[index + 1 :], relation=relation)
@@ -160,7 +161,7 @@ def render(scene: Scene, side: int = 256) -> RenderedScene:
 
     Args:
         scene: what is drawn.
-        side: of the picture in pixels, a multiple of 32.
+        side: The side of the picture in pixels, a multiple of 32.
 
     Raises:
         SceneError: `side` is not a multiple of 32.

@@ -30,7 +30,7 @@ class ObjectKind:
 
     @property
     def in_sky(self) -> bool:
-        """Whether it is in the sky instead of on the ground."""
+        """Return whether it is in the sky instead of on the ground."""
         return self.family == "sky"
 
 
@@ -63,7 +63,7 @@ class Background:
 
     Args:
         word: its name.
-        phrases: of prompts, the plainest first.
+        phrases: The phrases of prompts, the plainest first.
         sky_top: colour at the top of the picture.
         sky_bottom: colour at the horizon.
         hills: layers of ground, from back to front.
@@ -84,7 +84,7 @@ class Weather:
 
     Args:
         word: its name.
-        phrases: of prompts, the plainest first.
+        phrases: The phrases of prompts, the plainest first.
         tint: colour that the picture is blended with.
     """
 
@@ -283,11 +283,11 @@ class SceneVocabulary:
     Args:
         ground: objects on the ground.
         sky: objects in the sky.
-        colours: of `COLOURS`.
-        scales: of `SCALES`.
-        accessories: of `ACCESSORIES`.
-        backgrounds: of `BACKGROUND`.
-        weathers: of `WEATHER`.
+        colours: The colours, of `COLOURS`.
+        scales: The scales, of `SCALES`.
+        accessories: The accessories, of `ACCESSORIES`.
+        backgrounds: The backgrounds, of `BACKGROUND`.
+        weathers: The weathers, of `WEATHER`.
     """
 
     ground: tuple[str, ...]
