@@ -1,1 +1,1 @@
-"""What changes a UNet's feature maps: reference adapters and LoRAs, with one protocol to inject, scale and eject."""
+"""Adapters that change a UNet's feature maps, and LoRAs, with one protocol to inject, scale and eject."""

@@ -1,12 +1,12 @@
 """One protocol for what changes a UNet's feature maps, and the stack of such adapters in one evaluation.
 
-An adapter names insertion points of a UNet and what it adds to the maps there; the layers that compute this, if a
-sparse evaluation has to run them at active rows; what cross-attentions read beside the text; constant maps that are
-added in down blocks; and the cost. Every adapter reads the map as it was before any of them, and the gains are added
-up, so that their order does not matter; but motion modules read it as the others left it. They are injected for one
-evaluation and ejected after it, errors included (see `models.injection`). The engine knows this protocol alone. What
-changes a UNet's weights (LoRAs) stays loaded between evaluations, and is diffusers' own; see `lora`. Knows tensors and
-insertion points; neither files nor pictures.
+An adapter names insertion points of a UNet and what it adds to the maps there. It names the layers that compute this,
+if a sparse evaluation has to run them at active rows. It also tells what cross-attentions read beside the text,
+constant maps that are added in down blocks, and the cost. Every adapter reads the map as it was before any of them. The
+gains are added up, so that their order does not matter; but motion modules read the map as the others left it. Adapters
+are injected for one evaluation and ejected after it, errors included (see `models.injection`). The engine knows this
+protocol alone. LoRAs change a UNet's weights: they stay loaded between evaluations, and are diffusers' own; see `lora`.
+Knows tensors and insertion points; neither files nor pictures.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ class UNetAdapter:
     """An adapter at work: its weights, what it read beforehand, and its scale. Each kind has some of these effects."""
 
     reads_changed = False
-    """Whether it reads the maps as the other adapters left them."""
+    """True if it reads the maps as the other adapters left them."""
 
     def gains(self, batch: int | None) -> Mapping[str, Gain]:
-        """What is added to the maps at insertion points, with the scale in it.
+        """Return what is added to the maps at insertion points, with the scale in it.
 
         Args:
-            batch: items of the maps, B: one for every guidance branch, or the last one's alone, or branch by branch
-                those of every frame of a clip (see `items_of`); None for what was read.
+            batch: The number of items of the maps, B; None for what was read. Items are one for every guidance branch,
+                or the last one's alone. For a clip they are those of every frame, branch by branch (see `items_of`).
         """
         return {}
 
     @property
     def inside_blocks(self) -> bool:
-        """Whether insertion points between the layers of blocks are among those of `gains`."""
+        """Return whether insertion points between the layers of blocks are among those of `gains`."""
         return False
 
     def see_time(self, embedding: Tensor) -> None:
         """Take the time's embedding [B, E] of an evaluation, before `gains` are called."""
 
     def cross_keys(self, batch: int) -> Mapping[str, CrossKeys]:
-        """What cross-attentions read beside the text, by name; argument as in `gains`."""
+        """Return what cross-attentions read beside the text, by name; argument as in `gains`."""
         return {}
 
     def controls(self, batch: int) -> Mapping[str, Tensor]:
@@ -79,7 +79,7 @@ class UNetAdapter:
         """The layers that `gains` call, and what they record and read.
 
         Args:
-            unet: that the adapter is for.
+            unet: The UNet that the adapter is for.
 
         Raises:
             AdapterError: a layer has no sparse form.
@@ -90,9 +90,9 @@ class UNetAdapter:
         """Multiply-accumulates of a step, for one item.
 
         Args:
-            unet: that the adapter is for.
-            grids: of every level.
-            plan: of a sparse step; None for a dense one.
+            unet: The UNet that the adapter is for.
+            grids: The size of the feature map at every level.
+            plan: The plan of a sparse step; None for a dense one.
             recorded: the source was made with this adapter, so that a sparse step reads what it recorded.
         """
         return 0
@@ -110,7 +110,7 @@ class AdapterStack:
 
     @property
     def inside_blocks(self) -> bool:
-        """Whether one changes maps between the layers of blocks."""
+        """Return whether an adapter changes maps between the layers of blocks."""
         return any(adapter.inside_blocks for adapter in self.adapters)
 
     def sites(self, unet: UNet2DConditionModel) -> tuple[ExtraSite, ...]:
@@ -121,9 +121,9 @@ class AdapterStack:
         """The context in which the UNet runs with the adapters.
 
         Args:
-            unet: that the adapters are for.
-            batch: as in `UNetAdapter.gains`.
-            take: as in `sparse.executor.ExtraLayers`.
+            unet: The UNet that the adapters are for.
+            batch: The number of items, as in `UNetAdapter.gains`.
+            take: The function that takes a map, as in `sparse.executor.ExtraLayers`.
         """
         points, controls = insertion_points(unet), dict[str, Tensor]()
         for adapter in self.adapters:
@@ -133,7 +133,7 @@ class AdapterStack:
         return inject_adapters(unet, self.adapters, controls, batch)
 
     def cross_keys(self, batch: int) -> dict[str, list[CrossKeys]]:
-        """What cross-attentions read beside the text, by name; argument as in `UNetAdapter.gains`."""
+        """Return what cross-attentions read beside the text, by name; argument as in `UNetAdapter.gains`."""
         found: dict[str, list[CrossKeys]] = {}
         for adapter in self.adapters:
             for name, keys in adapter.cross_keys(batch).items():
@@ -157,8 +157,8 @@ def map_changes(adapters: Sequence[UNetAdapter], batch: int | None = None) -> di
     """The changed maps of every insertion point that an adapter names.
 
     Args:
-        adapters: of one evaluation.
-        batch: as in `UNetAdapter.gains`.
+        adapters: The adapters of one evaluation.
+        batch: The number of items, as in `UNetAdapter.gains`.
     """
     gains: dict[str, tuple[list[Gain], list[Gain]]] = {}
     for adapter in adapters:
@@ -176,10 +176,10 @@ def inject_adapters(
     """Inject adapters into a UNet; leaving the context ejects them.
 
     Args:
-        unet: that the adapters are for.
-        adapters: of one evaluation.
-        controls: as in `insertion_points.inject_maps`.
-        batch: as in `UNetAdapter.gains`.
+        unet: The UNet that the adapters are for.
+        adapters: The adapters of one evaluation.
+        controls: The control maps, as in `insertion_points.inject_maps`.
+        batch: The number of items, as in `UNetAdapter.gains`.
     """
     watching = [adapter for adapter in adapters if adapter.reads_changed]
 
@@ -191,7 +191,7 @@ def inject_adapters(
 
 
 def items_of(read: Tensor, batch: int) -> Tensor:
-    """What was read for every guidance branch, for the items of a batch (see `UNetAdapter.gains`).
+    """Return what was read for every guidance branch, for the items of a batch (see `UNetAdapter.gains`).
 
     Args:
         read: [S, ...].

@@ -47,8 +47,8 @@ class BlockConv:
 
         Args:
             rows: [B, R + G, C].
-            kernel_map: of the conv.
-            tiles: of its outputs, or None.
+            kernel_map: The kernel map of the conv.
+            tiles: The tiles of its outputs, or None.
 
         Returns:
             [B, R_out, C].
@@ -73,7 +73,7 @@ class FoldedConv(BlockConv):
 
         Args:
             rows: [B, R, C], outputs of the conv.
-            receptive_field: of the block.
+            receptive_field: The receptive field of the block.
 
         Returns:
             `rows`.
@@ -103,7 +103,7 @@ def output_conv(row_column: RowColumnBlock) -> FoldedConv:
 
 
 def _cached(module: nn.Module, weights: tuple[Tensor, ...], make: Callable[..., Any]) -> Any:
-    """What `make` computes of a module's weights, cached until they change."""
+    """Return what `make` computes of a module's weights, cached until they change."""
     state = tuple((w.data_ptr(), w.dtype, w.device, write_count(w)) for w in weights)
     cached = _CACHE.get(module)
     if cached is None or cached[0] != state:

@@ -87,9 +87,9 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
     """Make an adapter for a UNet that changes nothing yet.
 
     Args:
-        unet: that it is for.
+        unet: The UNet that the adapter is for.
         family: a name of `FAMILIES` or `EXPERIMENTAL_FAMILIES`.
-        heads: of every attention.
+        heads: The number of heads of every attention.
 
     Raises:
         AdapterError: no such family, or heads that do not divide its channels.
@@ -115,7 +115,7 @@ def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
 
     Args:
         adapter: to check.
-        unet: that it would change.
+        unet: The UNet that the adapter would change.
 
     Raises:
         AdapterError: names the first insertion point where it was not.
@@ -171,7 +171,7 @@ def _local_path(source: str | Path, *, local_files_only: bool) -> Path:
 
 
 def _may_be_one(folder: Path) -> bool:
-    """Whether a folder's configuration, if it has one, names the class of a reference adapter. Raises AdapterError."""
+    """Return whether a folder's configuration, if any, names the class of a reference adapter. Raises AdapterError."""
     if (folder / "config.json").is_file():
         class_name_of(read_json(folder / "config.json"))
     return True

@@ -48,7 +48,7 @@ class ControlNetwork:
         model: diffusers' `ControlNetModel`.
         sites: its layers, with names of their own.
         blocks: its blocks on rows.
-        levels: of the maps that it gives, the middle's last.
+        levels: The levels of the maps that it gives, the middle's last.
         condition: the control picture's map [1, C, h, w]; None where only costs are needed.
         use: how it takes part. In guess mode it is evaluated for the last guidance branch alone.
         branches: guidance branches, 1 or 2.

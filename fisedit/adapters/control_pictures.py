@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CANNY = "canny"
-"""What is taken in place of a control picture, for the edges of the picture that is opened, as large as its canvas."""
+"""The name that stands for a control picture of the edges of the picture that is opened, as large as its canvas."""
 
 _MAX_GRADIENT = 1024
-"""Of 8-bit levels, by Sobel's filter."""
+"""The largest threshold: a gradient of 8-bit levels by Sobel's filter."""
 
 
 def is_canny(path: str | Path | None) -> bool:
-    """Whether a command's control is the edges of the picture that is opened, and no file."""
+    """Return whether a command's control is the edges of the picture that is opened, and no file."""
     return path is not None and str(path) == CANNY and not Path(path).exists()
 
 
@@ -29,7 +29,7 @@ def canny(picture: Image, low_threshold: float = 100, high_threshold: float = 20
     """The edges of a picture, white on black, by Canny's detector with a blur of one pixel.
 
     Args:
-        picture: of any mode and size; turned upright as its EXIF says.
+        picture: A picture of any mode and size; turned upright as its EXIF says.
         low_threshold: gradient, of 8-bit levels, from which what touches an edge is one too, 0 to 1024.
         high_threshold: gradient from which a pixel is an edge, at least `low_threshold`.
 

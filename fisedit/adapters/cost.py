@@ -28,9 +28,9 @@ def reference_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids:
     """Count `RowColumnAdapter.read`, for one item.
 
     Args:
-        adapter: that reads.
-        unet: that it is for.
-        grids: of every level.
+        adapter: The adapter that reads.
+        unet: The UNet that the adapter is for.
+        grids: The size of the feature map at every level.
     """
     total = 0
     for name, block in adapter.blocks.items():
@@ -45,9 +45,9 @@ def dense_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, grids: Gri
     """Count a dense step's blocks, for one item.
 
     Args:
-        adapter: whose blocks run.
-        unet: that it is for.
-        grids: of every level.
+        adapter: The adapter whose blocks run.
+        unet: The UNet that the adapter is for.
+        grids: The size of the feature map at every level.
     """
     total = 0
     for name, block in adapter.blocks.items():
@@ -60,9 +60,9 @@ def sparse_macs(adapter: RowColumnAdapter, unet: UNet2DConditionModel, plan: Spa
     """Count a sparse step's blocks, for one item.
 
     Args:
-        adapter: whose blocks run.
-        unet: that it is for.
-        plan: of the step.
+        adapter: The adapter whose blocks run.
+        unet: The UNet that the adapter is for.
+        plan: The plan of the step.
         recorded: the source had the adapter, so that whole rows and columns are read.
     """
     total, tiled = 0, is_faster(next(adapter.parameters()).device)

@@ -19,7 +19,7 @@ class MapToTokens(nn.Module):
         channels_in: C of the map.
         channels: C of the output.
         width: D of the tokens.
-        heads: of both attentions.
+        heads: The number of heads of both attentions.
         positions: the longest line, and the most tokens.
     """
 

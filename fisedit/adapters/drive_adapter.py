@@ -1,7 +1,8 @@
 """HelloMeme's control networks (arXiv 2410.22901) as an adapter that reads a drive.
 
-The pose is drawn; a network makes maps of it and of the expression, which do not depend on the noisy latents: it is run
-once for all steps. Without a prompt the picture is empty and all numbers are 0. Knows tensors and modules.
+The pose is drawn. A network makes maps of it and of the expression. These do not depend on the noisy latents: the
+network is run once for all steps. Without a prompt the picture is empty and all numbers are 0. Knows tensors and
+modules.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class DriveCondition(UNetAdapter):
     """A control network at work on one drive; a step costs additions only.
 
     Args:
-        maps: [S, C, h, w] of S guidance branches, or branch by branch of every frame of a clip, by insertion point;
-            empty where only costs are needed.
-        scale: of them.
+        maps: The maps [S, C, h, w] of S guidance branches by insertion point; empty where only costs are needed. For a
+            clip they are those of every frame, branch by branch.
+        scale: The scale of the maps.
     """
 
     maps: Mapping[str, Tensor]
@@ -53,8 +54,8 @@ class DriveReader(PictureAdapter):
     """A loaded control network.
 
     Args:
-        network: of families v1 to v3, or the base of v4 and v5.
-        projection: of the base's maps; None for families v1 to v3.
+        network: A network of families v1 to v3, or the base of v4 and v5.
+        projection: The projection of the base's maps; None for families v1 to v3.
     """
 
     argument: ClassVar[str] = DRIVE

@@ -1,8 +1,9 @@
 """Reading HelloMeme's control networks: published folders, single files and the hub.
 
 A file is recognised by the class that its configuration names, else by its tensors' names, and checked before a weight
-is read. Families v4 and v5 consist of two: a base, and the projection for Stable Diffusion 1.5 in the folder beside it,
-"proj" in place of "base". Nothing is unpickled. Knows files; `drive_networks` knows what they compute.
+is read. Families v4 and v5 consist of a base and a projection for Stable Diffusion 1.5. The projection lies in the
+folder beside the base's, "proj" in place of "base". Nothing is unpickled. Knows files; `drive_networks` knows what they
+compute.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fisedit.models.weight_files import Shapes
 M = TypeVar("M", bound=nn.Module)
 
 _DOWN_BLOCKS = 3
-"""Of Stable Diffusion 1.5's that halve their maps: networks with more blocks reach the up blocks."""
+"""The number of Stable Diffusion 1.5's down blocks that halve their maps; networks with more reach the up blocks."""
 
 NETWORKS = (
     *("HMControlNet", "HMControlNet2", "HMV2ControlNet", "HMV2ControlNet2", "HMV3ControlNet"),
@@ -44,11 +45,11 @@ _NETWORK, _BASE, _PROJECTION = "blocks_down.", "ctrl_attn.", "map1280_to_1280"
 
 
 def is_control_network(kind: object, shapes: Callable[[], Shapes]) -> bool:
-    """Whether a folder or file holds a control network, or a projection of one.
+    """Return whether a folder or file holds a control network, or a projection of one.
 
     Args:
         kind: class that a configuration names, or None.
-        shapes: of the tensors, asked for where there is no class.
+        shapes: The shapes of the tensors, asked for where there is no class.
     """
     if kind is not None:
         return kind in NETWORKS + PROJECTIONS
@@ -91,8 +92,10 @@ def _file(path: Path) -> Path:
 
 
 def projection_of(source: str | Path) -> Path | None:
-    """Where a base's projection lies, on disk or on the hub: the last "base" of its name is "proj" there; None for a
-    name without."""
+    """Return the path of a base's projection, on disk or on the hub; None for a name without "base".
+
+    The last "base" of the name is "proj" there.
+    """
     path = Path(source)
     start, found, end = path.name.rpartition("base")
     return path.with_name(f"{start}proj{end}") if found else None
@@ -134,8 +137,8 @@ def filled(module: M, file: Path, shapes: Shapes, whose: str = "the control netw
 
     Args:
         module: without weights.
-        file: of safetensors.
-        shapes: of its tensors by name.
+        file: A file of safetensors.
+        shapes: The shapes of its tensors by name.
         whose: they are, for messages.
 
     Raises:

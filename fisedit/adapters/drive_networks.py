@@ -42,7 +42,7 @@ class DriveNetwork(nn.Module):
     """Families v1 to v3: the picture is halved again and again, and attends to the numbers at every size.
 
     Args:
-        channels: of the first conv and of every block.
+        channels: The channels of the first conv and of every block.
         width: D of the tokens.
         scale: by which the picture is made smaller first.
         positions: the most tokens.
@@ -51,7 +51,7 @@ class DriveNetwork(nn.Module):
         side_convs: channels of the maps for down blocks 0 and 1, made of those for up blocks 2 and 1 (family v3).
 
     Attributes:
-        channels: of the maps by insertion point.
+        channels: The channels of the maps by insertion point.
         reads_expressions: whether it reads ARKit's coefficients.
         reads_emotions: whether it reads PD-FGC's vector.
         multiple: latent cells that a picture's sides must be multiples of.
@@ -128,7 +128,7 @@ class LinesToTokens(nn.Module):
     Args:
         channels: C.
         width: D of the tokens.
-        heads: of both attentions.
+        heads: The number of heads of both attentions.
         table: positions are stored (v4).
     """
 
@@ -166,10 +166,10 @@ class SmallUNet(nn.Module):
     """Families v4 and v5: the picture on its way down attends to tokens, and comes up again.
 
     Args:
-        channels: of every size on the way down.
+        channels: The channels of every size on the way down.
         last: channels of the finest map on the way up.
         width: D of the tokens.
-        table: as in `LinesToTokens`.
+        table: True if positions are stored, as in `LinesToTokens`.
     """
 
     def __init__(
@@ -207,11 +207,11 @@ class DriveBase(nn.Module):
 
     Args:
         width: D of the tokens.
-        table: as in `LinesToTokens`; v4 has one.
-        channels: as in `SmallUNet`.
+        table: True if positions are stored, as in `LinesToTokens`; v4 has one.
+        channels: The channels, as in `SmallUNet`.
 
     Attributes:
-        reads_expressions, reads_emotions, multiple, max_side: as of `DriveNetwork`.
+        reads_expressions, reads_emotions, multiple, max_side: The same as in `DriveNetwork`.
     """
 
     max_side: int | None
@@ -266,9 +266,9 @@ class MapProjector(nn.Module):
     """Family v5: a conv, and attention along rows and columns on fewer channels.
 
     Args:
-        channels_in: of a map.
-        channels: of the output.
-        heads: of the attention.
+        channels_in: The channels of a map.
+        channels: The channels of the output.
+        heads: The number of heads of the attention.
     """
 
     def __init__(self, channels_in: int, channels: int, heads: int = 8) -> None:
@@ -298,7 +298,7 @@ class DriveProjection(nn.Module):
         attends: by `MapProjector`s (v5) instead of convs (v4).
 
     Attributes:
-        channels: of the maps by insertion point.
+        channels: The channels of the maps by insertion point.
     """
 
     def __init__(self, *, attends: bool) -> None:

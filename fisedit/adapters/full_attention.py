@@ -1,7 +1,7 @@
 """A study: the row-column block with the whole map as one line, so that every token attends to all others.
 
-It has the weights of family v5, by number and by name, the same insertion points and the same conv that begins at zero;
-only the keys of a token differ, and with them the cost, which grows with the square of the map. So the two can be
+It has the weights of family v5, by number and by name, the same insertion points and the same conv that begins at zero.
+Only the keys of a token differ, and with them the cost, which grows with the square of the map. So the two can be
 compared (see `training/README.md`). It can be trained and run densely; the sparse engine and `load_adapter` refuse it.
 Follows arXiv 2410.22901 (HelloMeme) for the rest.
 """

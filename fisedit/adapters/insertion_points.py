@@ -37,7 +37,7 @@ class InsertionPoint:
     """A map between two blocks.
 
     Args:
-        block: whose output (down, mid) or input (up) it is.
+        block: The block whose output (down, mid) or input (up) it is.
         level: its resolution, 0 the finest.
         channels: C.
         reader: name of the first norm behind it, whose input begins with it.
@@ -66,8 +66,11 @@ def insertion_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
 
 
 def layer_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
-    """The maps behind the layers of a UNet's blocks, "down_0.0" to "up_N.n" and "mid.0", where AnimateDiff's motion
-    modules (arXiv 2307.04725) change them: behind a block's attentions, or its ResNet blocks where it has none."""
+    """The maps behind the layers of a UNet's blocks, "down_0.0" to "up_N.n" and "mid.0".
+
+    AnimateDiff's motion modules (arXiv 2307.04725) change them there. They lie behind a block's attentions, or its
+    ResNet blocks where it has none.
+    """
     found, blocks = {}, [f"down_blocks.{i}" for i in range(len(unet.down_blocks))]
     blocks += ["mid_block", *(f"up_blocks.{i}" for i in range(len(unet.up_blocks)))]
     points = insertion_points(unet)
@@ -96,7 +99,7 @@ def inject_maps(
     """Inject hooks, controls and changes at a UNet's insertion points.
 
     Args:
-        unet: that is run in the context.
+        unet: The UNet that is run in the context.
         changes: the changed map of a map, by insertion point.
         controls: [B, C, H, W], added, by insertion point between blocks.
         hook: called with every insertion point's name and map, before anything is added.
@@ -136,11 +139,11 @@ def record_maps(
     """Read a reference's maps in one pass that ends at the last wanted insertion point.
 
     Args:
-        unet: that reads the reference.
+        unet: The UNet that reads the reference.
         latents: [B, 4, h, w], clean.
         text: [B, T, D].
         names: names of insertion points.
-        timestep: of the pass.
+        timestep: The timestep of the pass.
 
     Returns:
         [B, C, H, W] by insertion point.

@@ -45,7 +45,7 @@ class IPAdapterCondition(UNetAdapter):
     Args:
         adapter: its weights.
         keys: keys and values [B, T, C] by name of the cross-attention; None where only costs are needed.
-        scale: of what is attended.
+        scale: The scale of the output of the attention to the picture.
     """
 
     adapter: IPAdapter
@@ -71,8 +71,8 @@ class IPAdapter(PictureAdapter):
     """A loaded IP-Adapter.
 
     Args:
-        projection: of what the encoder says to tokens, diffusers' own module.
-        weights: of keys and values [C, D] each, one pair for every cross-attention in the order of
+        projection: The projection of the encoder's output to tokens, diffusers' own module.
+        weights: The weights of keys and values [C, D] each. There is one pair for every cross-attention in the order of
             `UNet2DConditionModel.attn_processors`.
         encoder: a `CLIPVisionModelWithProjection`.
         processor: what the encoder's pictures are prepared by.
@@ -145,7 +145,7 @@ class IPAdapter(PictureAdapter):
         return {name: (F.linear(tokens, key), F.linear(tokens, value)) for name, (key, value) in self._by_name.items()}
 
     def _encoded(self, inputs: AdapterInputs) -> Tensor:
-        """What the encoder says without and with the picture [2, ...], as diffusers' `encode_image` has it."""
+        """Return the encoder's output without and with the picture [2, ...], as diffusers' `encode_image` has it."""
         pixels = self.processor(inputs.picture, return_tensors="pt").pixel_values.to(
             self.encoder.device, self.encoder.dtype
         )
@@ -157,7 +157,7 @@ class IPAdapter(PictureAdapter):
 
 
 def _input_width(projection: nn.Module) -> int:
-    """Of the linear that reads what the encoder says, a projection's first one."""
+    """The input width of the linear that reads the encoder's output, a projection's first one."""
     return next(module.in_features for module in projection.modules() if isinstance(module, nn.Linear))
 
 
@@ -171,7 +171,7 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
 
     Args:
         tensors: by name.
-        unet: whose class knows diffusers' projections.
+        unet: A UNet whose class knows diffusers' projections.
         encoder: a `CLIPVisionModelWithProjection`.
 
     Raises:
@@ -203,6 +203,6 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
 
 
 def _identity(projection: nn.Module, weights: Sequence[KeyValue], encoder: Any) -> str:
-    """Of the adapter's weights and the encoder's last projection."""
+    """The identity of the adapter's weights and the encoder's last projection."""
     last = next(reversed(list(encoder.parameters())))
     return identity_of("ip-adapter", (*projection.state_dict().values(), *(t for pair in weights for t in pair), last))

@@ -52,8 +52,8 @@ def load_picture_adapter(
     Args:
         source: a folder with config.json and weights, a .safetensors file, a hub id, or a file on the hub such as
             "h94/IP-Adapter/models/ip-adapter_sd15.safetensors".
-        unet: that it will condition.
-        weight_name: of the file in a folder or on the hub, such as "models/ip-adapter_sd15.safetensors".
+        unet: The UNet that the adapter will condition.
+        weight_name: The name of the file in a folder or on the hub, such as "models/ip-adapter_sd15.safetensors".
         image_encoder: folder of an IP-Adapter's encoder; None for "image_encoder" beside its file.
         local_files_only: never reach for the network.
 
@@ -87,8 +87,10 @@ def load_picture_adapter(
 
 
 def files_beside(source: str | Path) -> Path | None:
-    """What is loaded with an adapter's file from beside it, if it is here: an IP-Adapter's image encoder, or a control
-    network's projection."""
+    """Return the files that are loaded from beside an adapter's file, if they are here.
+
+    They are an IP-Adapter's image encoder, or a control network's projection.
+    """
     path = expand_home(source)
     if _is_ip_adapter(path):
         return path.parent / IMAGE_ENCODER
@@ -110,7 +112,7 @@ def _named_file(source: str | Path, weight_name: str, *, local_files_only: bool)
 
 
 def _is_known_network(folder: Path) -> bool:
-    """Whether a folder's configuration names the class of a network; others are looked at by `load_adapter`."""
+    """Return whether a folder's configuration names the class of a network; `load_adapter` looks at others."""
     return _class_name(folder) in (*NETWORKS, *MOTION_ADAPTERS, *drive_files.NETWORKS, *drive_files.PROJECTIONS)
 
 
@@ -131,7 +133,7 @@ def _class_name(folder: Path) -> object:
 
 
 def _shapes(path: Path) -> Shapes:
-    """Of the tensors of a file, or of a folder's; none where there is no such file."""
+    """The shapes of the tensors of a file, or of a folder's; none where there is no such file."""
     file = path / "diffusion_pytorch_model.safetensors" if path.is_dir() else path
     return read_shapes(file) if file.is_file() and is_safetensors(file) else {}
 

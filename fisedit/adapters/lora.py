@@ -46,14 +46,14 @@ def loaded_scales(pipe: StableDiffusionPipeline) -> Mapping[str, float]:
     """Scales by name of the LoRAs that were loaded here.
 
     Args:
-        pipe: that has them.
+        pipe: The pipeline that has them.
     """
     return _scales.get(pipe.unet, {})
 
 
 @dataclass(frozen=True)
 class SuggestedSampling:
-    """How pictures are sampled with a LoRA, as its file's metadata say: what `python -m training.distill` writes.
+    """The sampling that suits a LoRA, as its file's metadata say: `python -m training.distill` writes them.
 
     Args:
         scheduler: its name.
@@ -92,10 +92,10 @@ def weight_file(source: str | Path) -> Path:
 
 
 def suggested_sampling(source: str | Path) -> SuggestedSampling | None:
-    """What a LoRA's file suggests; None for nothing, or values that no picture is made with.
+    """Return what a LoRA's file suggests; None for nothing, or values that no picture is made with.
 
     Args:
-        source: as in `weight_file`.
+        source: A LoRA, as in `weight_file`.
 
     Raises:
         AdapterError: no such file, or a damaged one.
@@ -117,9 +117,9 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
     """Load a LoRA beside those that were loaded here; all other LoRAs in the pipeline are disabled.
 
     Args:
-        pipe: that gets it.
-        source: as in `weight_file`.
-        scale: of the LoRA, -10 to 10.
+        pipe: The pipeline that gets it.
+        source: A LoRA, as in `weight_file`.
+        scale: The scale of the LoRA, -10 to 10.
 
     Returns:
         Its name.
@@ -155,7 +155,7 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
     """Set the scales of LoRAs in the UNet and in the text encoder; all others are disabled.
 
     Args:
-        pipe: that has them.
+        pipe: The pipeline that has them.
         scales: by name.
     """
     from diffusers.utils.peft_utils import set_adapter_layers
@@ -174,8 +174,8 @@ def unload(pipe: StableDiffusionPipeline, name: str) -> None:
     """Unload a LoRA; after the last one the pipeline is as it was.
 
     Args:
-        pipe: that has it.
-        name: of the LoRA, one of `loaded_scales`.
+        pipe: The pipeline that has it.
+        name: The name of the LoRA, one of `loaded_scales`.
     """
     with exclusive(*_parts(pipe).values()):
         _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)

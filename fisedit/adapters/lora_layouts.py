@@ -72,7 +72,7 @@ _FAMILIES = (
         "load them by load_textual_inversion",
     ),
 )
-"""What a tensor's name says that the file is, and what to do."""
+"""The patterns of tensors' names, what each says that the file is, and what to do."""
 
 _OTHER_MODELS = (
     (r"^lora_te2_|^text_encoder_2\.|clip_g|label_emb|^conditioner\.", "Stable Diffusion XL"),
@@ -106,7 +106,7 @@ _PREFIXES = {
     ),
 }
 _PEFT_PREFIX = re.compile(r"^((?:unet|text_encoder)\.)?base_model\.model\.")
-"""What kohya's, diffusers', Stable Diffusion's and ComfyUI's files have before a layer's name; peft's follows it."""
+"""The prefixes of layers' names in files of kohya, diffusers, Stable Diffusion and ComfyUI; peft's follows them."""
 
 
 def read_changes(file: Path, parts: Parts) -> dict[tuple[str, str], LayerChange]:
@@ -114,7 +114,7 @@ def read_changes(file: Path, parts: Parts) -> dict[tuple[str, str], LayerChange]
 
     Args:
         file: a .safetensors file.
-        parts: of the model.
+        parts: The parts of the model.
 
     Raises:
         AdapterError: it is damaged, no LoRA, one of another model, or of a family that is not read.
@@ -206,7 +206,7 @@ def layer_names(part: str, model: nn.Module) -> dict[str, str]:
 
     Args:
         part: "unet" or "text_encoder".
-        model: that part.
+        model: The model's part of that name.
     """
     found: dict[str, str] = {}
     spellings = _unet_spellings(model) if part == "unet" else _text_spellings(model)
@@ -293,8 +293,11 @@ def _fitted(file: Path, layer: str, weight: Tensor, down: Tensor, up: Tensor) ->
 def _decomposed(
     file: Path, name: str, tensors: Mapping[str, Tensor], weight: Tensor, change: LayerChange
 ) -> LayerChange:
-    """What a DoRA (arXiv 2402.09353) changes: the sum of weight and product gets other norms, by output, or by input as
-    LyCORIS has it too. The difference has full rank; one of its factors is the identity."""
+    """The change that a DoRA (arXiv 2402.09353) makes.
+
+    The sum of weight and product gets other norms, by output, or by input as LyCORIS has it too. The difference has
+    full rank; one of its factors is the identity.
+    """
     base, factor = weight.detach().cpu().float(), change.alpha / len(change.down)
     summed = base + factor * (change.up.float().flatten(1) @ change.down.float().flatten(1)).view_as(base)
     magnitude = tensors[name].float()
@@ -319,7 +322,7 @@ class _Strengths:
     """Alphas that stand beside the tensors: in peft's configuration, or in the metadata that diffusers writes.
 
     Args:
-        file: of the LoRA.
+        file: The file of the LoRA.
         metadata: its own.
 
     Raises:
@@ -345,16 +348,16 @@ class _Strengths:
 
     @property
     def told(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any alphas."""
         return bool(self._config)
 
     def alpha(self, part: str, layer: str, rank: int) -> float:
         """Alpha of a layer without one of its own; its rank where nothing is said.
 
         Args:
-            part: of the model.
+            part: The part of the model.
             layer: its name there.
-            rank: of the layer.
+            rank: The rank of the layer.
         """
         prefixed = {name[len(part) + 1 :]: v for name, v in self._config.items() if name.startswith(f"{part}.")}
         config = prefixed or self._config
@@ -368,8 +371,11 @@ class _Strengths:
 
 
 def _by_pattern(file: Path, patterns: Mapping[str, Any], layer: str, default: Any) -> Any:
-    """The entry of the first pattern that a layer's name ends with. peft takes patterns as regular expressions; those
-    that it writes are names, and others, which could take for ever, are refused."""
+    """The entry of the first pattern that a layer's name ends with.
+
+    peft takes patterns as regular expressions. Those that it writes are names. Others, which could take for ever, are
+    refused.
+    """
     names = {key: key.removeprefix("^").removesuffix("$").replace("\\.", ".") for key in patterns}
     if unusual := next((key for key, name in names.items() if not re.fullmatch(r"[\w.]+", name)), None):
         raise AdapterError(

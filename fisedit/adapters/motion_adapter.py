@@ -1,8 +1,8 @@
 """Motion modules as an adapter that is at work in clips: their frames are denoised together and attend to one another.
 
-The frames share the source and the region, so that an active cell has active cells in all frames; outside, all are the
-source, and the modules do nothing. HelloMeme's modules (arXiv 2410.22901) also read a picture before the clip and one
-after it, by the same pass as reference adapters do. Knows rows and positions; neither samplers nor drives.
+The frames share the source and the region, so that an active cell has active cells in all frames. Outside, all frames
+are the source, and the modules do nothing. HelloMeme's modules (arXiv 2410.22901) also read a picture before the clip
+and one after it, by the same pass as reference adapters do. Knows rows and positions; neither samplers nor drives.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class MotionCondition(UNetAdapter):
     Args:
         modules: by insertion point.
         pads: maps [S, 2, C, H, W] of S guidance branches at either side of the clip, by insertion point; {} for none.
-        scale: of the gains.
+        scale: The scale of the gains.
         branches: S.
-        identity: of the adapter.
+        identity: The identity of the adapter.
     """
 
     modules: Mapping[str, MotionModule]
@@ -171,7 +171,7 @@ class MotionReader(PictureAdapter):
 
     @property
     def reads_pictures(self) -> bool:
-        """Whether the modules read a picture before the clip and one after it."""
+        """Return whether the modules read a picture before the clip and one after it."""
         return next(iter(self.modules.values())).reads_pads
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:

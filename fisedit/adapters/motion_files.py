@@ -32,15 +32,15 @@ _STEM = "diffusion_pytorch_model"
 _BETWEEN_BLOCKS = re.compile(r"motion_(down|up)\.(\d+)\.")
 _BEHIND_LAYERS = re.compile(r"(?:(down|up)_blocks\.(\d+)|(mid)_block)\.motion_modules\.(\d+)\.")
 _HEADS, _GROUPS = 8, 32
-"""Of modules whose configuration does not say."""
+"""The heads and the groups of modules whose configuration does not say."""
 
 
 def is_motion_adapter(kind: object, shapes: Callable[[], Shapes]) -> bool:
-    """Whether a folder or file holds motion modules.
+    """Return whether a folder or file holds motion modules.
 
     Args:
         kind: class that a configuration names, or None.
-        shapes: of the tensors, asked for where there is no class.
+        shapes: The shapes of the tensors, asked for where there is no class.
     """
     if kind is not None:
         return kind in MOTION_ADAPTERS

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POSITIONS = 154
-"""Of a v3 module's table, the pads among them."""
+"""The positions of a v3 module's table, the pads among them."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClipInputs:
-    """What motion modules read beside the maps.
+    """The inputs of motion modules beside the maps.
 
     Args:
         frames: F.
@@ -50,13 +50,14 @@ class ClipInputs:
 
 @dataclass(frozen=True, eq=False)
 class OtherRows:
-    """What a module may ask of the rows that it is not given: those where the source stands still.
+    """The values that a module may ask of the rows that it is not given: those where the source stands still.
 
     Args:
         size: rows of a whole map.
-        statistics: of so many groups, float64 [B, groups, 2]: sums and sums of squares over those rows of one frame.
+        statistics: A function of the number of groups: sums and sums of squares, float64 [B, groups, 2], over those
+            rows of one frame.
         pad: rows [B, 2, R, C] of the frames at either side at the rows that are given; None for none.
-        pad_statistics: as `statistics`, of both pads' whole maps.
+        pad_statistics: The same as `statistics`, of both pads' whole maps.
     """
 
     size: int
@@ -70,8 +71,8 @@ class MotionBlock(nn.Module):
 
     Args:
         channels: C.
-        time_width: of the time's embedding.
-        heads: of the attention.
+        time_width: The width of the time's embedding.
+        heads: The number of heads of the attention.
     """
 
     reads_pads = True
@@ -88,12 +89,12 @@ class MotionBlock(nn.Module):
             nn.init.zeros_(weights)
 
     def attend(self, rows: Tensor, pad: Tensor, inputs: ClipInputs) -> Tensor:
-        """What enters the conv.
+        """Return the rows that enter the conv.
 
         Args:
             rows: [B * F, R, C].
             pad: [B, 2, R, C].
-            inputs: of the clip.
+            inputs: The inputs of the clip.
 
         Returns:
             [B * F, R, C].
@@ -118,7 +119,7 @@ class FrameTransformer(nn.Module):
     """AnimateDiff: diffusers' own module.
 
     Args:
-        transformer: that module.
+        transformer: The module itself.
     """
 
     reads_pads = False
@@ -144,8 +145,8 @@ class PaddedTransformer(nn.Module):
 
     Args:
         channels: C.
-        heads: of the attentions.
-        groups: of the norms.
+        heads: The number of heads of the attentions.
+        groups: The number of groups of the norms.
     """
 
     reads_pads = True
@@ -185,7 +186,7 @@ def transform(module: Any, clip: Tensor, others: OtherRows) -> Tensor:
     """Run diffusers' `AnimateDiffTransformer3D` on some rows of a clip, without its residual.
 
     Args:
-        module: that is run.
+        module: The module that is run.
         clip: rows [B, F, R, C], its pads included.
         others: the clip's other rows.
 

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class AdapterInputs:
-    """What an adapter reads, and for which picture.
+    """The inputs of an adapter: a picture or a drive, and the picture that is made with it.
 
     Args:
-        pipe: that is conditioned.
-        executor: of its UNet.
+        pipe: The pipeline that is conditioned.
+        executor: The executor of its UNet.
         given: a picture of mode RGB, or a drive, as the adapter's `argument` says.
-        config: of the picture that is made.
+        config: The config of the picture that is made.
         branches: guidance branches, 1 or 2.
     """
 
@@ -89,7 +89,7 @@ class PictureAdapter(ABC):
 
     @abstractmethod
     def read(self, inputs: AdapterInputs) -> tuple[Any, int]:
-        """What it reads, as `condition` takes it, and the multiply-accumulates spent.
+        """Read the inputs: return what `condition` takes, and the multiply-accumulates spent.
 
         Raises:
             InputError: a size that it cannot take.
@@ -106,7 +106,7 @@ class PictureAdapter(ABC):
         """
 
     def joined(self, reads: Sequence[Any]) -> Any:
-        """What `read` gave for the frames of a clip, as `condition` takes it.
+        """Join what `read` gave for the frames of a clip, as `condition` takes it.
 
         Raises:
             AdapterError: the frames of a clip share what this kind reads.
@@ -119,7 +119,7 @@ class PictureAdapter(ABC):
             raise InputError("guess_mode is for ControlNets; leave it out for other adapters")
 
     def is_recorded(self, features: CachedFeatures, use: AdapterUse) -> bool:
-        """Whether a sparse step over a step's features reads all that it has to of this adapter's layers."""
+        """Return whether a sparse step over a step's features reads all that it has to of this adapter's layers."""
         return True
 
 
@@ -132,7 +132,7 @@ def identity_of(kind: str, tensors: Iterable[Tensor]) -> str:
 
 
 def counted(call: Callable[[], T]) -> tuple[T, int]:
-    """What a call returns, and its multiply-accumulates as torch counts them, which does not know fused attention."""
+    """Return a call's result and its multiply-accumulates as torch counts them, which does not know fused attention."""
     with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         result = call()
     return result, counter.get_total_flops() // 2

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SIDE, _THICKNESS = 0.1, 15 / 512
-"""Of the square, in the camera's units, and of its edges, of the picture's side."""
+"""The side of the square, in the camera's units, and the thickness of its edges, as a share of the picture's side."""
 
 _FOCAL = 4828.598603909635 * 0.05 / 512
-"""Of the camera, in sides of the picture."""
+"""The focal length of the camera, in sides of the picture."""
 
 _EDGES = ((0, 255, 0), (0, 0, 255), (255, 0, 0), (255, 0, 255))
 """The left one's colour, the upper's, the right one's and the lower's, red first; a face's own left is on the right."""
 
 
 def corners(pose: Sequence[float], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Where the square's corners are seen.
+    """The corners of the square as the camera sees them.
 
     Args:
-        pose: as in `Drive`.
+        pose: The pose, as in `Drive`.
         size: width and height of the picture in pixels.
 
     Returns:

@@ -1,13 +1,13 @@
 """The receptive field of active cells through a block of row-column attention: what each of its stages computes.
 
-HelloMeme's block (arXiv 2410.22901) is exact at the active cells if it runs on the active set dilated by one cell, for
-the 3x3 conv at its end, and closed under rows x columns. Not every projection is needed everywhere. Where the source
-had the block, its queries, keys and values are recorded at all other cells, and rows without an active cell give what
-was recorded. No smaller set is exact: every cell of a row with an active one reads changed keys, and every column reads
-that cell.
+HelloMeme's block (arXiv 2410.22901) is exact at the active cells if it runs on a larger set. That is the active set
+dilated by one cell, for the 3x3 conv at its end, and closed under rows x columns. Not every projection is needed
+everywhere. If the source had the block, its queries, keys and values are recorded at all other cells. Rows without an
+active cell then give what was recorded. No smaller set is exact: every cell of a row with an active one reads changed
+keys, and every column reads that cell.
 
-Where the source did not have the block, the boxes around the active blobs stand for the whole map: the conv at the end
-reads zeros beyond them, as beyond the frame. Knows index arithmetic only.
+If the source did not have the block, the boxes around the active blobs stand for the whole map. The conv at the end
+then reads zeros beyond them, as beyond the frame. Knows index arithmetic only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReceptiveField:
         fresh: [F], positions whose tokens are computed.
         active: [R], indices of the active cells in `fresh`.
         entering: kernel map from the active set to `fresh` of the 3x3 conv before the rows, or None without one.
-        entering_tiles: of that conv; None where they do not pay.
+        entering_tiles: The tiles of that conv; None where they do not pay.
         changed: [M], positions where the attention along rows gives something new.
         fresh_in_changed: [F], indices of `fresh` in `changed`.
         row_keys: keys of the rows; fresh cells only where nothing was recorded.
@@ -72,7 +72,7 @@ class ReceptiveField:
         querying_in_conv_inputs: [Q], indices of the same in `conv_inputs`.
         column_keys: keys of the columns; fresh cells only where nothing was recorded.
         column_queries: `conv_inputs` by column.
-        tiles: of the last conv; None where they do not pay.
+        tiles: The tiles of the last conv; None where they do not pay.
         boundary: [E], active rows beside the frame, or beside their box's border.
         outside_taps: bool [E, 9, 1], taps of the last conv that are beyond it.
     """
@@ -105,7 +105,7 @@ def find_receptive_field(level: Level, *, conv: bool, recorded: bool) -> Recepti
     """Find what a block computes at a level; cached by level.
 
     Args:
-        level: of a sparse plan.
+        level: A level of a sparse plan.
         conv: a 3x3 conv comes before the rows.
         recorded: the source had the block.
     """
@@ -182,7 +182,7 @@ class _Direction:
     """The lines of one direction.
 
     Args:
-        coordinates: of the lines, ascending.
+        coordinates: The coordinates of the lines, ascending.
         line: index of the line at every coordinate, -1 for none.
         length: cells of a line.
         recorded: the source had the block.

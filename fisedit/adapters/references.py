@@ -49,9 +49,9 @@ class LoadedAdapter:
     """A loaded adapter.
 
     Args:
-        adapter: that reads pictures.
+        adapter: The adapter that reads pictures.
         source: where it came from.
-        use: of new pictures.
+        use: The use in new pictures.
         image_encoder: folder of its image encoder, "" for the one beside its file.
     """
 
@@ -65,8 +65,8 @@ class References:
     """The adapters and pictures of an engine.
 
     Args:
-        pipe: that is conditioned.
-        executor: of its UNet.
+        pipe: The pipeline that is conditioned.
+        executor: The executor of its UNet.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, executor: Executor) -> None:
@@ -81,7 +81,7 @@ class References:
         Args:
             adapter: moved to the UNet's device and dtype.
             source: where it came from.
-            use: of new pictures.
+            use: The use in new pictures.
             image_encoder: folder of its image encoder, "" for the one beside its file.
 
         Returns:
@@ -103,7 +103,7 @@ class References:
         return name
 
     def loaded(self, source: str) -> bool:
-        """Whether an adapter of this source is loaded."""
+        """Return whether an adapter of this source is loaded."""
         return any(loaded.source == source for loaded in self.adapters.values())
 
     def unload(self, source: str | None) -> None:
@@ -124,7 +124,7 @@ class References:
 
         Args:
             source: where it came from; None for all.
-            scale: of new pictures.
+            scale: The scale in new pictures.
 
         Raises:
             AdapterError: no such adapter is loaded.
@@ -165,7 +165,7 @@ class References:
     def entries(
         self, given: object, argument: str, crop: Box | None = None, size: tuple[int, int] | None = None
     ) -> tuple[AdapterReference, ...]:
-        """What a config records of a picture or a drive: one entry for every loaded adapter that reads it.
+        """Return a config's entries for a picture or a drive: one for every loaded adapter that reads it.
 
         Args:
             given: a PIL image, or a `Drive`.
@@ -196,7 +196,7 @@ class References:
         return tuple(AdapterReference(name, loaded.use, digest) for name, loaded in readers.items())
 
     def reads(self, entry: AdapterReference, argument: str) -> bool:
-        """Whether a loaded adapter reads an entry's picture as this argument."""
+        """Return whether a loaded adapter reads an entry's picture as this argument."""
         return entry.adapter in self.adapters and self.adapters[entry.adapter].adapter.argument == argument
 
     def picture_of(self, entries: Sequence[AdapterReference], argument: str) -> Image | None:
@@ -207,7 +207,7 @@ class References:
     def changed_control(
         self, before: Sequence[AdapterReference], after: Sequence[AdapterReference], size: tuple[int, int]
     ) -> Image | None:
-        """Where the control pictures of two configs differ.
+        """Find the part of the picture where the control pictures of two configs differ.
 
         Args:
             before: entries of `GenerationConfig.like`.
@@ -232,7 +232,7 @@ class References:
         """Read the references of a config that were not read yet.
 
         Args:
-            config: of the picture.
+            config: The config of the picture.
             branches: guidance branches, 1 or 2.
 
         Returns:
@@ -270,7 +270,7 @@ class References:
         """The adapters that take part in a config's step, with what they read of its pictures.
 
         Args:
-            config: of the picture.
+            config: The config of the picture.
             branches: guidance branches, 1 or 2.
             step: its index.
 
@@ -290,7 +290,7 @@ class References:
         """The adapters that take part in the frames of a clip, with what they read, and all loaded motion modules.
 
         Args:
-            configs: of the frames; they differ in what adapters read alone.
+            configs: The configs of the frames; they differ in what adapters read alone.
             pads: pictures before the first frame and after the last, for motion modules that read them; () for none.
             branches: guidance branches, 1 or 2.
 
@@ -327,7 +327,7 @@ class References:
         """The adapters of a config without its pictures, for costs, and the share of the steps that each takes part in.
 
         Args:
-            config: of the picture.
+            config: The config of the picture.
             branches: guidance branches, 1 or 2.
 
         Raises:
@@ -340,7 +340,7 @@ class References:
         )
 
     def are_recorded(self, config: GenerationConfig, features: Sequence[CachedFeatures]) -> bool:
-        """Whether features of all steps were recorded with all adapters of a config; the first steps tell."""
+        """Return whether features of all steps were recorded with all adapters of a config; the first steps tell."""
         firsts = ((one, one.use.covered_steps(config.num_timesteps)[:1]) for one in config.like)
         return all(self._adapter(one).is_recorded(features[step], one.use) for one, first in firsts for step in first)
 

@@ -1,7 +1,7 @@
 """Row-column attention: a feature map attends along its rows, then its columns, to itself and to a reference's map.
 
 Follows arXiv 2410.22901 (Zhang et al., HelloMeme), where it is called "spatial knitting". The tokens of a map attend
-along their row to that row and to the reference's, then along their column likewise; a 3x3 conv that begins at zero
+along their row to that row and to the reference's, then along their column likewise. A 3x3 conv that begins at zero
 adds the result to the map. Every published family of reference adapters consists of the modules here (see `variants`).
 The reference's keys and values are the same in all steps: `read` computes them once. Only the map's own tokens have
 queries. Knows tensors; neither files nor UNets.
@@ -144,8 +144,8 @@ class RowColumnBlock(nn.Module):
 
     Args:
         channels: C, divisible by 2 and by `heads`.
-        heads: of each attention.
-        names: of the rows' and the columns' attention in files.
+        heads: The number of heads of each attention.
+        names: The names of the rows' and the columns' attention in files.
         table: positions are stored.
         conv_in: maps go through a 3x3 conv first.
     """
@@ -267,8 +267,8 @@ class TwoStageBlock(nn.Module):
     """Family v5b: the reference goes through a block of its own first, once for all steps.
 
     Args:
-        channels: as in `RowColumnBlock`.
-        heads: as in `RowColumnBlock`.
+        channels: The channels, as in `RowColumnBlock`.
+        heads: The number of heads, as in `RowColumnBlock`.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -306,9 +306,9 @@ class RowColumnAdapter(nn.Module):
 
     Args:
         family: one of `FAMILIES`.
-        channels: of each of the family's insertion points, by name (see `AdapterFamily.insertion_points`).
-        heads: of every attention, or of those of each insertion point.
-        config: of its file.
+        channels: The channels of each of the family's insertion points, by name (see `AdapterFamily.insertion_points`).
+        heads: The number of heads of every attention, or of those of each insertion point.
+        config: The configuration of its file.
     """
 
     def __init__(

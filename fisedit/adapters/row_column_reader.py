@@ -118,7 +118,7 @@ class RowColumnReader(PictureAdapter):
         return is_recorded(self.identity, features)
 
     def _reading_macs(self, inputs: AdapterInputs) -> int:
-        """Of the pass up to the last up block, and of reading its maps."""
+        """The multiply-accumulates of the pass up to the last up block, and of reading its maps."""
         unet, executor, branches = inputs.pipe.unet, inputs.executor, inputs.branches
         last = (f"up_blocks.{len(unet.up_blocks) - 1}.", "conv_norm_out", "conv_out")
         passed = [site for site in executor.sites if not site.name.startswith(last)]

@@ -1,8 +1,8 @@
 """A block of row-column attention in a dense evaluation that records, and in a sparse one.
 
 A changed cell changes its row, and then every column. But the block is exact at the active cells if it runs on their
-`receptive_field`, with the recorded queries, keys and values of all other cells of those rows and columns. A source
-that was made without the adapter has none of these: there the block reads the boxes around the active blobs, as if they
+`receptive_field`. It reads the recorded queries, keys and values of all other cells of those rows and columns. A source
+that was made without the adapter has none of these. The block then reads the boxes around the active blobs, as if they
 were the whole map, and the reference only.
 
 Follows arXiv 2410.22901 for the block itself. Knows rows and positions; no samplers.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fisedit.sparse.feature_cache import CachedFeatures
 
 ROWS, COLUMNS = ("row_q", "row_k", "row_v"), ("column_q", "column_k", "column_v")
-"""What is recorded of a block besides: its map, `x`, where that passes a conv first."""
+"""The names of a block's recorded rows. Its map, `x`, is recorded too where that passes a conv first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ def sites(unet: UNet2DConditionModel, identity: str, adapter: RowColumnAdapter) 
     """The blocks of an adapter as layers of an executor.
 
     Args:
-        unet: that the adapter is for.
-        identity: of the adapter; the start of the names under which its blocks record.
+        unet: The UNet that the adapter is for.
+        identity: The identity of the adapter; the start of the names under which its blocks record.
         adapter: its blocks.
 
     Raises:
@@ -84,10 +84,10 @@ def sites(unet: UNet2DConditionModel, identity: str, adapter: RowColumnAdapter) 
 
 
 def is_recorded(identity: str, step: CachedFeatures) -> bool:
-    """Whether a step's features were recorded with an adapter.
+    """Return whether a step's features were recorded with an adapter.
 
     Args:
-        identity: of the adapter.
+        identity: The identity of the adapter.
         step: features of a source's step.
     """
     return any(f"{identity}.{name}.{ROWS[0]}" in step for name in ("mid", "up_0", "up_1"))
@@ -98,9 +98,9 @@ def run_dense_block(run: DenseContext, site: RowColumnSite, x: Tensor, reference
 
     Args:
         run: the evaluation.
-        site: of the block.
+        site: The site of the block.
         x: [B * F, C, H, W].
-        reference: as in `RowColumnBlock.forward`.
+        reference: The reference's keys and values, as in `RowColumnBlock.forward`.
 
     Returns:
         The map's gain [B * F, C, H, W].
@@ -120,9 +120,9 @@ def run_sparse_block(run: CachedRows, site: RowColumnSite, x: Tensor, reference:
 
     Args:
         run: the evaluation.
-        site: of the block.
+        site: The site of the block.
         x: [B, C, R, 1], the active rows as a map.
-        reference: as in `RowColumnBlock.forward`.
+        reference: The reference's keys and values, as in `RowColumnBlock.forward`.
 
     Returns:
         The gain of the active rows [B, C, R, 1].

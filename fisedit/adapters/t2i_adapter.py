@@ -32,7 +32,7 @@ class T2IAdapterCondition(UNetAdapter):
 
     Args:
         maps: [1, C, h, w] of every down block; () where only costs are needed.
-        scale: of them.
+        scale: The scale of the maps.
     """
 
     maps: Sequence[Tensor]

@@ -45,7 +45,7 @@ def loaded(pipe: StableDiffusionPipeline) -> Mapping[str, str]:
     """Words that were loaded here, and the first digits of their files' SHA-256.
 
     Args:
-        pipe: that has them.
+        pipe: The pipeline that has them.
     """
     return _loaded.get(pipe.text_encoder, {})
 
@@ -55,7 +55,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = 
     """Load the embeddings of a word.
 
     Args:
-        pipe: that gets them.
+        pipe: The pipeline that gets them.
         source: a .safetensors file with a tensor of a word, [D] or [vectors, D].
         token: the word, which chooses among several of the file; None for the file's name, or the word in diffusers'
             "learned_embeds". Its case does not matter, and it is found inside longer words, too.
@@ -100,7 +100,7 @@ def own_word(file: Path) -> str | None:
     """Return the word that a file tells, as diffusers' files do, or None; a file that cannot be read has none.
 
     Args:
-        file: As in `load`.
+        file: The file, as in `load`.
     """
     if pickled(file) or not file.is_file():
         return None
@@ -113,7 +113,7 @@ def unload(pipe: StableDiffusionPipeline, token: str) -> None:
     """Take the embeddings of a word out.
 
     Args:
-        pipe: that has them.
+        pipe: The pipeline that has them.
         token: the word, in any case.
 
     Raises:
@@ -136,8 +136,8 @@ def used(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Seque
     """The loaded words that a config's prompts hold, each as "word:digest", sorted.
 
     Args:
-        pipe: that has them.
-        config: whose negative prompt counts where it is read.
+        pipe: The pipeline that has them.
+        config: The config of a picture; its negative prompt counts where it is read.
         prompts: further ones, of regions.
     """
     words = loaded(pipe)
@@ -155,8 +155,8 @@ def check_words(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts
     """Raise SessionError if a config's prompts would now be read with other words than they were.
 
     Args:
-        pipe: that reads them.
-        config: of a picture.
+        pipe: The pipeline that reads them.
+        config: The config of a picture.
         prompts: further ones, of its regions.
     """
     if (words := used(pipe, config, prompts)) != config.textual_inversions:
@@ -171,7 +171,7 @@ def check_named(pipe: StableDiffusionPipeline, prompt: str, name: str = "prompt"
     """Raise PromptError for a word that a prompt names by `embedding:` and that is not loaded.
 
     Args:
-        pipe: that has words.
+        pipe: The pipeline that has words.
         prompt: any text.
         name: for the message.
     """

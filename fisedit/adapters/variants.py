@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterFamily:
-    """How one published family of adapters differs from the others.
+    """A published family of adapters, by its differences from the others.
 
     Args:
         name: "v1" to "v5b".
@@ -58,10 +58,10 @@ FAMILIES = {
         AdapterFamily("v5b", "HM5bReferenceAdapter", two_stage=True),
     )
 }
-"""By name; v4's files are v3's."""
+"""The families by name; v4's files are v3's."""
 
 EXPERIMENTAL_FAMILIES = {"full": AdapterFamily("full", "FullAttentionAdapter")}
-"""What can be trained beside them, to compare (see `full_attention`), and is no published family."""
+"""The classes that can be trained beside them, to compare (see `full_attention`), and are no published family."""
 
 CLASS_NAMES = tuple(dict.fromkeys(family.kind for family in FAMILIES.values()))
 EXPECTED = f"a reference adapter ({', '.join(CLASS_NAMES)})"
@@ -102,8 +102,8 @@ def family_of(config: Mapping[str, Any], shapes: Shapes, path: Path) -> AdapterF
     """The family of a file, by its configuration, or by its tensors where that names none.
 
     Args:
-        config: of the file.
-        shapes: of its tensors by name.
+        config: The configuration of the file.
+        shapes: The shapes of its tensors by name.
         path: for messages.
 
     Raises:
@@ -135,7 +135,7 @@ def indices(shapes: Shapes, side: str) -> set[int]:
     """Numbers of the blocks of one side in a file.
 
     Args:
-        shapes: of its tensors by name.
+        shapes: The shapes of its tensors by name.
         side: "down" or "up".
     """
     matches = (_MODULE.match(name) for name in shapes)
@@ -143,11 +143,11 @@ def indices(shapes: Shapes, side: str) -> set[int]:
 
 
 def is_unused_tensor(name: str, family: AdapterFamily, ups: int) -> bool:
-    """Whether a tensor is in published files but read by nothing.
+    """Return whether a tensor is in published files but read by nothing.
 
     Args:
-        name: of the tensor.
-        family: of its file.
+        name: The name of the tensor.
+        family: The family of its file.
         ups: up blocks of the UNet.
     """
     return bool(_UNUSED.fullmatch(name)) or (family.down and name.startswith(f"reference_modules_down.{ups - 1}."))

@@ -36,7 +36,7 @@ def cross_maps(
     """Cross-attention maps of a prompt's tokens, averaged over heads, layers and steps.
 
     Args:
-        unet: whose attention was recorded.
+        unet: The UNet whose attention was recorded.
         sites: its layer sites.
         steps: recorded steps whose queries were kept, one or more.
         text_keys: the prompt's keys by cross-attention (see `project_text`).
@@ -66,10 +66,10 @@ def affinity(
     """Self-attention at the finest recorded level, averaged over heads, layers and steps.
 
     Args:
-        unet: as in `cross_maps`.
-        sites: as in `cross_maps`.
-        steps: as in `cross_maps`.
-        grids: as in `cross_maps`.
+        unet: The UNet, as in `cross_maps`.
+        sites: The layer sites, as in `cross_maps`.
+        steps: The recorded features, as in `cross_maps`.
+        grids: The sizes of the levels, as in `cross_maps`.
 
     Returns:
         Probabilities [n, n], rows summing to 1, and that level's grid (height, width).

@@ -28,20 +28,23 @@ SAMPLE_SPACING = 6
 """Cells between two samples outside the mask, of a grid of 16; of a larger one more, so that samples are as many."""
 
 MARGIN = 2
-"""Cells around a mask in which a change belongs to the mask, of a grid of 16; of a larger one more, by its side's root:
-they are computed, and cost."""
+"""The number of cells around a mask in which a change belongs to the mask, for a grid of 16.
+
+It grows with the root of the grid's side: such cells are computed, and cost."""
 
 MAX_DRIFT_RATIO = 0.6
-"""Change around a mask, outside objects that stay, from which the mask is too small, in units of the change inside.
+"""The change around a mask, outside objects that stay, from which the mask is too small, in units of the change inside.
 
-Of 74 swaps and removals in drawn scenes of 128 px, three drift more with the true mask, two with our own, and 54 with
-half of the true one; were objects that stay not left out, 6, 9 and 56. Of 36 at 256 px one, none and 19."""
+Of 74 swaps and removals in drawn scenes of 128 px, three drift more with the true mask, and two with our own. With half
+of the true mask, 54 do. Were objects that stay not left out, these would be 6, 9 and 56. Of 36 at 256 px they are one,
+none and 19."""
 
 GLOBAL_CHANGE_RATIO = 0.6
 """Median difference of the samples, in units of the mean inside the mask, from which the whole picture changes.
 
-In those 74 edits it is .57 at most, with the true mask and with our own; in 45 of 50 changes of the background, run
-with a square mask, it is more. (The mean would take an object that stays and moves a little for the whole picture.)"""
+In those 74 edits it is .57 at most, with the true mask and with our own. It is more in 45 of 50 changes of the
+background, run with a square mask. (The mean would take an object that stays and moves a little for the whole
+picture.)"""
 
 
 class DriftDetected(Exception):
@@ -60,15 +63,15 @@ class DriftDetected(Exception):
 
 @dataclass(frozen=True, eq=False)
 class DriftCheck:
-    """What to compute besides the mask, and at which step.
+    """The cells to compute besides the mask, and the step at which they are computed.
 
     Args:
         mask: booleans [h, w], the mask to check.
         cells: booleans [h, w], cells outside the mask to compute as well.
         step: index of the step at which they are computed.
         excluded: booleans [h, w], cells that the mask may not grow into.
-        passed: the check passed in an earlier run of the same edit: the same cells are computed, so that roundings
-            are the same, and nothing is compared.
+        passed: True if the check passed in an earlier run of the same edit. The same cells are then computed, so that
+            roundings are the same, and nothing is compared.
     """
 
     mask: BoolGrid
@@ -106,7 +109,7 @@ def plan_check(mask: EditMask, steps: int, start: int = 0, *, passed: bool = Fal
         mask: the edit's.
         steps: number of steps that the edit runs, 2 or more.
         start: index of the first of them.
-        passed: as in `DriftCheck`.
+        passed: True if the check passed in an earlier run, as in `DriftCheck`.
     """
     margin, spacing = margin_of(mask.grid), SAMPLE_SPACING * max(1, round(_sides(mask.grid)))
     cells = dilate(mask.grid, margin)

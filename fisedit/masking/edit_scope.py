@@ -1,4 +1,4 @@
-"""What a region asks of an edit: where words attend in its source, what lies under points, and what it costs to know.
+"""The answers that a region asks of an edit: where words attend, what lies under points, and the cost to know it.
 
 Joins regions to recorded trajectories; runs no edit.
 """
@@ -29,9 +29,9 @@ class EditScope:
     """An edit as its region sees it.
 
     Args:
-        engine: that recorded the source.
+        engine: The engine that recorded the source.
         source: the trajectory that is edited.
-        config: of the edit.
+        config: The config of the edit.
         text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention.
         script: what the prompt changes.
 
@@ -57,7 +57,7 @@ class EditScope:
         """The mask of words, and why it is the whole picture, or "".
 
         Args:
-            options: which words, and how they are localized.
+            options: The words, and how they are localized.
 
         Raises:
             MaskError: fewer components than `instance` asks for. NumericsError: NaN in recorded attention.

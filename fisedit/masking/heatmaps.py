@@ -33,7 +33,7 @@ class HeatmapMethod:
 
     Args:
         union: unite a replaced word's old map with the new word's; otherwise the old one counts where there is one.
-        rounds: of refinement by self-attention, 0 or more.
+        rounds: The rounds of refinement by self-attention, 0 or more.
         two_way: read maps of two-way attention.
     """
 
@@ -60,7 +60,7 @@ def change_heatmap(script: EditScript, old_maps: Heatmap, new_maps: Heatmap) -> 
     scaled to 0 to 1, so that a word with a flat map cannot cover the frame.
 
     Args:
-        script: whose hunks name the words.
+        script: The script whose hunks name the words.
         old_maps: attention probabilities of the source prompt's tokens [T, h, w].
         new_maps: those of the new prompt's keys against the source's recorded queries [T, h, w].
 
@@ -142,15 +142,15 @@ def predict(
 ) -> EditMask:
     """The mask of an edit from what was recorded with its source; no UNet call is spent.
 
-    Each hunk is localized, refined and thresholded by itself, so that a large change does not hide a small one; the
+    Each hunk is localized, refined and thresholded by itself, so that a large change does not hide a small one. The
     confidence is that of the worst hunk. Below `LOW_CONFIDENCE` the mask should not be trusted.
 
     Args:
         script: the edit.
-        old_maps: as in `change_heatmap` [T, h, w]; h and w are the latent grid's.
-        new_maps: as in `change_heatmap` [T, h, w].
-        affinity: as in `refine` [n, n].
-        affinity_grid: as in `refine` (gh, gw).
+        old_maps: The source prompt's maps, as in `change_heatmap` [T, h, w]; h and w are the latent grid's.
+        new_maps: The new prompt's maps, as in `change_heatmap` [T, h, w].
+        affinity: The self-attention, as in `refine` [n, n].
+        affinity_grid: The grid of the self-attention, as in `refine` (gh, gw).
         dilation: latent cells by which the cleaned mask is dilated, 0 or more.
         method: a key of `METHODS`.
 

@@ -58,7 +58,7 @@ def num_probes(script: EditScript, options: MaskOptions) -> int:
 
 
 def _inserts_object(script: EditScript) -> bool:
-    """Whether the edit inserts an object; unknown, and so False, for a source without a prompt."""
+    """Return whether the edit inserts an object; unknown, and so False, for a source without a prompt."""
     return bool(script.source_prompt) and any(h.focus_new and not h.focus_old for h in script.hunks)
 
 
@@ -67,8 +67,8 @@ def restrict_to_words(script: EditScript, words: Collection[str], engine: Engine
 
     Args:
         script: the edit.
-        words: of the old or the new prompt.
-        engine: whose tokenizer splits the prompts.
+        words: The words of the old or the new prompt.
+        engine: The engine whose tokenizer splits the prompts.
 
     Raises:
         InputError: a word that is in neither prompt.
@@ -120,7 +120,7 @@ def change_heatmap(
     """Heatmap of the words that would change.
 
     Args:
-        engine: that recorded the source.
+        engine: The engine that recorded the source.
         source: its trajectory.
         config: the source's with the new prompt.
         text: the new prompt's keys and values by cross-attention, complete.
@@ -149,7 +149,7 @@ def predict_mask(
     """The mask of an edit.
 
     Args:
-        engine: that recorded the source.
+        engine: The engine that recorded the source.
         source: its trajectory.
         config: the source's with the new prompt.
         text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention (filled where missing).
@@ -182,9 +182,9 @@ def source_segments(engine: Engine, source: Trajectory, config: GenerationConfig
     """The segments of a source's picture, joined by its recorded self-attention; found once a source.
 
     Args:
-        engine: that recorded the source.
+        engine: The engine that recorded the source.
         source: its trajectory.
-        config: of the source, with any prompt.
+        config: The config of the source, with any prompt.
 
     Raises:
         NumericsError: NaN in the recorded attention.

@@ -1,4 +1,4 @@
-"""How the mask of words is predicted: methods and their options. Knows no features, and loads no torch."""
+"""The methods that predict the mask of words, and their options. Knows no features, and loads no torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ METHODS = (OBJECT_MASKS, *heatmaps.METHODS, LATENTS)
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """How a mask is predicted.
+    """The options of the prediction of a mask.
 
     Args:
         words: localize by these instead of the diff's words; () for the diff's. Any collection is kept as a tuple.
-        instance: which component of the mask to keep, counted from the left and from 0; None for all.
+        instance: The component of the mask to keep, counted from the left and from 0; None for all.
         method: one of `METHODS`.
         probe_steps: dense steps on the new prompt to spend, 0 or more; None for one where "things" localizes an
             inserted object. "latents" needs some, the others need none.

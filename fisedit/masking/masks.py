@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 _SEPARATIONS = (0.0, 0.5, 0.72, 0.79, 0.81, 0.83, 0.84, 0.86, 0.88, 0.95, 1.0)
 _CORRECT_RATIOS = (0.0, 0.1, 0.13, 0.2, 0.5, 0.7, 0.8, 0.95, 0.98, 1.0, 1.0)
-"""Otsu's criterion of a heatmap, and the share of regions that are right at it: whose IoU with the true cells is at
-least a half. Fitted to 540 swaps, removals and inserts of drawn scenes (demo model of 128 px, development seeds 9100,
-9200 and 9400), by isotonic regression with rounded knots; none has less than .72. `fisedit bench masks` says how it
+"""The values of Otsu's criterion of a heatmap, and the share of regions that are right at each.
+
+A region is right if its IoU with the true cells is at least a half. The shares are fitted to 540 swaps, removals and
+inserts of drawn scenes, by isotonic regression with rounded knots. The scenes are of the demo model of 128 px,
+development seeds 9100, 9200 and 9400. None has a criterion of less than .72. `fisedit bench masks` says how it
 holds."""
 
 LOW_CONFIDENCE = 0.1
@@ -44,7 +46,7 @@ class PlacedMask(NamedTuple):
 
     Args:
         levels: how much every cell may change, as much as the pixel of it that may change most: uint8 [h, w].
-        least: as much as the pixel of it that may change least: uint8 [h, w].
+        least: The level of the pixel of each cell that may change least: uint8 [h, w].
         pixels: how much every pixel may change, uint8 [H, W] of the part of the picture that is on the canvas; None
             where all pixels of a cell are alike.
         note: for the user, or "".
@@ -69,11 +71,11 @@ def place_mask(
     """Place a given mask on the canvas of a picture.
 
     Args:
-        mask: a PIL image, which is read as `storage.mask_images` says and scaled to the picture's size; a numpy array
-            [height, width] of that size, of booleans, floats 0 to 1, or integers (0 and 1, or 0 to 255); a boolean grid
-            [height / 8, width / 8] of latent cells; or an `EditMask`.
-        height: of the canvas in pixels, divisible by 8.
-        width: of the canvas in pixels, divisible by 8.
+        mask: A PIL image, a numpy array or an `EditMask`. An image is read as `storage.mask_images` says and scaled to
+            the picture's size. An array has that size, [height, width]. It has booleans, floats 0 to 1, or integers (0
+            and 1, or 0 to 255). A boolean array may also be a grid [height / 8, width / 8] of latent cells.
+        height: The height of the canvas in pixels, divisible by 8.
+        width: The width of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels, if they are not the canvas's.
         crop: the part of the picture that the canvas shows; None for all of it.
         soft: whether grey says how much a cell may change; else a cell with a pixel that is at least half inside is
@@ -112,7 +114,7 @@ def grid_of_mask(
 def levels_of_mask(
     mask: object, height: int, width: int, size: tuple[int, int] | None = None, crop: Box | None = None
 ) -> NDArray[np.uint8]:
-    """How much every latent cell may change by a soft mask, uint8; arguments and errors as in `place_mask`."""
+    """Return how much every latent cell may change by a soft mask, uint8; arguments and errors as in `place_mask`."""
     return place_mask(mask, height, width, size, crop, soft=True).levels
 
 
@@ -253,7 +255,7 @@ def select_instance(grid: BoolGrid, index: int) -> BoolGrid:
 
     Args:
         grid: booleans [h, w].
-        index: which one, counted from the left and from 0.
+        index: The component's index, counted from the left and from 0.
 
     Returns:
         Booleans [h, w].
@@ -298,14 +300,15 @@ def confidence(separation: float) -> float:
 
 
 def otsu(heatmap: Heatmap) -> tuple[BoolGrid, float]:
-    """Splits a heatmap in two by Otsu's method.
+    """Split a heatmap in two by Otsu's method.
 
     Args:
         heatmap: floats [h, w].
 
     Returns:
-        The cells above the threshold [h, w], and Otsu's criterion: the share of the heatmap's variance that lies
-        between the two classes, 0 (also for a constant map, whose grid is empty) to 1 (two values only).
+        The cells above the threshold [h, w], and Otsu's criterion. The criterion is the share of the heatmap's variance
+        that lies between the two classes. It is 0 (also for a constant map, whose grid is empty) to 1 (two values
+        only).
     """
     from skimage.filters import threshold_otsu
 

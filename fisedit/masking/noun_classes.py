@@ -37,7 +37,7 @@ def classes_of(words: Sequence[str]) -> frozenset[str]:
     """The classes of a name: of its last two words where they are listed as one, else of the last.
 
     Args:
-        words: of a noun with its modifiers, in lower case, at least one.
+        words: The words of a noun with its modifiers, in lower case, at least one.
 
     Returns:
         Of "place", "weather", "time", "style", "medium", "part", "thing" and "adjective"; none for an unknown word.

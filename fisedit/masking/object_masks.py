@@ -1,9 +1,9 @@
 """The default mask method ("things"): where a changed object is, and where an inserted one would be.
 
-An object that is deleted or changed is where its word attended in the source, with a boundary at a lower threshold. One
-that replaces it may have another outline, and gets the bounding box. An inserted object is where its word attends in
-the first step of a dense run on the new prompt, as the source's queries do not know it. Objects that stay keep the
-cells that are theirs.
+An object that is deleted or changed is where its word attended in the source, with a boundary at a lower threshold. An
+object that replaces it may have another outline, and gets the bounding box. An inserted object is where its word
+attends in the first step of a dense run on the new prompt. The run is needed as the source's queries do not know the
+object. Objects that stay keep the cells that are theirs.
 
 Pure functions on numpy arrays; knows neither the UNet nor how attention was recorded.
 """
@@ -31,27 +31,33 @@ if TYPE_CHECKING:
     Heatmap = NDArray[np.float32]
 
 BOUNDARY_RATIO, BOUNDARY_WIDTH = 0.6, 0.25
-"""Share of Li's threshold above which a cell belongs to an object that goes, and the width of the boundary in which
-such cells are looked for, in shorter sides of the grid: what is left of the object would be seen. Handles, necks and
-smoke are long and attend weakly. Of 118 swaps and removals in drawn scenes (256 px, development seeds 9100 and 9400) a
-part is left in 6; at half of the threshold in 5, with swaps' mean IoU .02 less; at .7 in 10; at half of the threshold
-and a width of .06 in 14."""
+"""The share of Li's threshold above which a cell belongs to an object that goes, and the width of its boundary.
+
+The width is in shorter sides of the grid. Such cells are looked for in the boundary, as what is left of the object
+would be seen. Handles, necks and smoke are long and attend weakly. In 118 swaps and removals in drawn scenes (256 px,
+development seeds 9100 and 9400), a part is left in 6. At half of the threshold it is left in 5, with swaps' mean IoU
+.02 less. At .7 it is left in 10; at half of the threshold and a width of .06, in 14."""
 
 INSERT_BOUNDARY_RATIO, INSERT_BOUNDARY_WIDTH = 1.0, 0.0625
-"""The same of an inserted object. On 59 inserts of these scenes recall is .81 instead of .78 with half the width, at an
-equal IoU; twice the width and .6 of the threshold find .86, but IoU falls by .04."""
+"""The same of an inserted object.
+
+On 59 inserts of these scenes recall is .81. With half the width it is .78, at an equal IoU. Twice the width and .6 of
+the threshold find .86, but IoU falls by .04."""
 
 MIN_OBJECT_CONFIDENCE = 0.7
 LOW_CONFIDENCE_BOUNDARY_RATIO, LOW_CONFIDENCE_BOUNDARY_WIDTH = 0.4, 0.125
-"""Confidence below which a heatmap cannot part an object that goes from those that stay: their cells are then not kept
-from the region, and its boundary has a lower threshold but half the width, as cells of a map of noise are connected. Of
-160 swaps and removals in crowded scenes (128 px, development seed 9400) a part is left in 5 instead of 25 at a mean
-area of 18 instead of 16 %; elsewhere (9100 and 9200) areas grow by 1 %."""
+"""The confidence below which objects are not parted, and the share and the width of a boundary there.
+
+Such a heatmap cannot part an object that goes from those that stay. Their cells are then not kept from the region. The
+boundary has a lower threshold but half the width, as cells of a map of noise are connected. In 160 swaps and removals
+in crowded scenes (128 px, development seed 9400), a part is left in 5 instead of 25. The mean area is 18 % instead of
+16 %. Elsewhere (9100 and 9200) areas grow by 1 %."""
 
 ENLARGEMENT = 1.5
-"""Scale of the sides of an object's bounding box where a word asks for a larger one; squared from small to big. Of 21
-changes of size in drawn scenes (256 px, development seed 9100) IoU is .78 at a recall of .91; without it .54 and .57,
-with 1.3 .71 and .76, with 1.6 .74 and .94."""
+"""The scale of the sides of an object's bounding box where a word asks for a larger one; squared from small to big.
+
+In 21 changes of size in drawn scenes (256 px, development seed 9100), IoU is .78 at a recall of .91. Without it they
+are .54 and .57, with 1.3 .71 and .76, with 1.6 .74 and .94."""
 
 ROUNDS = 1
 """Rounds of refinement by self-attention. On 88 edits of drawn scenes (256 px, development seed 9400) mean IoU is .72
@@ -82,7 +88,7 @@ class SourceAttention:
         """Cells [h, w] of objects whose attention is above the changed word's.
 
         Args:
-            words: that name the objects.
+            words: The words that name the objects.
             other_probability: attention probability of the changed word [h, w].
         """
         grid = np.zeros(other_probability.shape, bool)
@@ -149,7 +155,7 @@ def _localize(
 
 
 def _scale(hunk: Hunk) -> float:
-    """By how much the sides of a changed object's box grow, 1 or more; an inserted one has no size yet."""
+    """Return the factor by which a changed object's box grows, 1 or more; an inserted one has no size yet."""
     if not hunk.focus_old:
         return 1.0
     old, new = ({word.text.casefold() for word in words} for words in (hunk.old, hunk.new))

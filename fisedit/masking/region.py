@@ -1,4 +1,4 @@
-"""Where an edit may paint: a `Region`, built from words, masks, boxes, points and other regions by union and the like.
+"""A `Region`, where an edit may paint, built from words, masks, boxes, points and regions by union and the like.
 
 `bind` checks a region against a picture before anything runs; `resolve` then gives its mask. Knows grids of latent
 cells; where words attend and what lies under points, a `RegionScope` says.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Region(ABC):
-    """Where an edit may paint.
+    """The part of a picture where an edit may paint.
 
     `Region.words()` is where the changed words attend, the default of every edit; `a | b`, `a & b` and `a - b` are the
     cells of either, of both, and of the first alone.
@@ -48,11 +48,11 @@ class Region(ABC):
     def words(
         *words: str, instance: int | None = None, method: str = DEFAULT_METHOD, probe_steps: int | None = None
     ) -> Region:
-        """Where words attend.
+        """Return the region where words attend.
 
         Args:
-            words: of either prompt; none for the changed ones.
-            instance: which component alone, counted from the left and from 0.
+            words: The words of either prompt; none for the changed ones.
+            instance: The index of a component, counted from the left and from 0; None for all.
             method: one of `masking.mask_options.METHODS`.
             probe_steps: dense steps on the new prompt to spend; None for one where an object is inserted.
 
@@ -66,10 +66,10 @@ class Region(ABC):
         """A given mask.
 
         Args:
-            mask: a PIL image, which is scaled to the picture's size; a numpy array of that size; a boolean grid of
-                latent cells; or an `EditMask`. Black pixels keep their bytes, and grey ones are mixed.
-            soft: whether grey says how much may change (Differential Diffusion, arXiv 2306.00950): a cell joins at the
-                step at which an edit of that strength would begin. Else what is at least half white is inside.
+            mask: A PIL image, which is scaled to the picture's size, or a numpy array of that size. A boolean grid of
+                latent cells and an `EditMask` are masks too. Black pixels keep their bytes, and grey ones are mixed.
+            soft: True if grey says how much may change (Differential Diffusion, arXiv 2306.00950). A cell then joins at
+                the step at which an edit of that strength would begin. Else what is at least half white is inside.
         """
         return _Given(mask, soft)
 
@@ -123,7 +123,7 @@ class Region(ABC):
 
     @staticmethod
     def union(regions: Iterable[Region]) -> Region:
-        """Where any of some regions is. Raises InputError where there is none."""
+        """Return the region where any of some regions is. Raises InputError where there is none."""
         found = tuple(regions) if isinstance(regions, Iterable) else ()
         if not found or not all(isinstance(region, Region) for region in found):
             raise InputError(f"a union must be of one or more Regions, got {as_text(regions)}")
@@ -186,12 +186,12 @@ class Region(ABC):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is where the changed words attend, and nothing else is said."""
+        """Return whether the region is where the changed words attend, and nothing else is said."""
         return False
 
     @property
     def is_empty(self) -> bool:
-        """Whether a bound region is a given mask without a cell."""
+        """Return whether a bound region is a given mask without a cell."""
         return False
 
     @property
@@ -206,12 +206,12 @@ class Region(ABC):
 
     @property
     def reads_words(self) -> bool:
-        """Whether words have a part in it."""
+        """Return whether words have a part in the region."""
         return False
 
     @property
     def reads_attention(self) -> bool:
-        """Whether words or points have a part in it, so that it has no place before its picture is opened."""
+        """Return whether words or points have a part in it, so that it has no place before its picture is opened."""
         return self.reads_words
 
     def protected(self, scope: RegionScope) -> BoolGrid:
@@ -407,7 +407,7 @@ class _Grown(Region):
         extreme, beyond = (maximum_filter, 0) if grows else (minimum_filter, WHOLE)
 
         def grown(levels: Levels) -> Levels:
-            """Of pixels, by as many as the cells have."""
+            """Grow the levels of pixels, by as many as the cells have."""
             reach = [round(abs(self.cells) * n / m) for n, m in zip(levels.shape, found.levels.shape, strict=True)]
             filtered: Levels = extreme(levels, size=[2 * n + 1 for n in reach], mode="constant", cval=beyond)
             return filtered
@@ -499,7 +499,7 @@ class _Union(_Combined):
         return self.left.is_empty and self.right.is_empty
 
     def resolve(self, scope: RegionScope) -> RegionMask:
-        """What words do not find is left to the other side."""
+        """Return the union; what words do not find is left to the other side."""
         found = self.left.resolve(scope), self.right.resolve(scope)
         for one, other in (found, found[::-1]):
             if one.reason and not other.reason:
@@ -534,8 +534,10 @@ class _Intersection(_Combined):
         return joined if all(one.reason for one in found) else replace(joined, reason="")
 
     def protected(self, scope: RegionScope) -> BoolGrid:
-        """What lies outside of a side without words stays so however far the other side grows: cells with such a pixel
-        too."""
+        """Return the protected cells: those of either side, and those with a pixel outside of a side without words.
+
+        The latter stay protected, however far the other side grows.
+        """
         found = self.left.protected(scope) | self.right.protected(scope)
         for side in (self.left, self.right):
             if not side.reads_words:
@@ -545,11 +547,14 @@ class _Intersection(_Combined):
 
 class _Difference(_Combined):
     def bind(self, canvas: RegionCanvas) -> Region:
-        """What is taken away may lie beside an opened part of the picture."""
+        """Bind both sides. What is taken away may lie beside an opened part of the picture."""
         return replace(self, left=self.left.bind(canvas), right=self.right.bind(replace(canvas, strict=False)))
 
     def resolve(self, scope: RegionScope) -> RegionMask:
-        """Of a soft region that is taken away, what is left of each cell. A cell goes where all its pixels go."""
+        """Take the right region away; of a soft one, what is left of each cell stays.
+
+        A cell goes where all its pixels go.
+        """
         found, out = self.left.resolve(scope), self.right.resolve(scope)
         if out.reason:
             return found

@@ -33,7 +33,7 @@ class _UnopenedPicture:
 
 
 def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:
-    """What a region marks on a picture before it is opened: booleans [height / 8, width / 8], rounded up.
+    """Return the cells that a region marks before a picture is opened: booleans [height / 8, width / 8], rounded up.
 
     Args:
         region: without words.
@@ -50,11 +50,11 @@ def cells_on_picture(region: Region, size: tuple[int, int]) -> BoolGrid:
 
 
 def covers(crop: Box, region: Region, size: tuple[int, int]) -> bool:
-    """Whether all that a region without words marks lies on a part of a picture.
+    """Return whether all that a region without words marks lies on a part of a picture.
 
     Args:
         crop: the part.
-        region: of masks and boxes.
+        region: A region of masks and boxes.
         size: width and height of the picture in pixels.
     """
     marked = cell_pixels(cells_on_picture(region, size), size)

@@ -1,4 +1,4 @@
-"""What a `Region` is bound to, asks for and comes to, and its points and widths, checked.
+"""The canvas that a `Region` is bound to, its scope and its mask, and its points and widths, checked.
 
 Knows grids of latent cells; not how regions are built.
 """
@@ -36,15 +36,15 @@ MAX_POINTS = 64
 
 @dataclass(frozen=True)
 class RegionCanvas:
-    """What regions are bound to.
+    """The canvas that regions are bound to.
 
     Args:
-        height: of the canvas in pixels, divisible by 8.
-        width: of the canvas in pixels, divisible by 8.
+        height: The height of the canvas in pixels, divisible by 8.
+        width: The width of the canvas in pixels, divisible by 8.
         size: width and height of the picture in pixels.
         crop: the part of the picture that is on the canvas; None for all of it.
         strict: what marks nothing on that part is refused; else it is empty there.
-        steps: of the edit, as many as words may be localized by; None where none is run.
+        steps: The number of steps of the edit, as many as words may be localized by; None where none is run.
     """
 
     height: int
@@ -66,7 +66,7 @@ class RegionCanvas:
 
 
 class RegionScope(Protocol):
-    """What a region asks of the picture that is edited."""
+    """The scope of a region: the facts that it asks of the picture that is edited."""
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class RegionScope(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RegionMask:
-    """What a region is on a picture.
+    """The mask of a region on a picture.
 
     Args:
         mask: its cells.
@@ -99,7 +99,7 @@ class RegionMask:
 
     @property
     def levels(self) -> Levels:
-        """How much every cell may change, uint8 [h, w]."""
+        """Return how much every cell may change, uint8 [h, w]."""
         return levels_of(self.mask)
 
     @property
@@ -108,7 +108,7 @@ class RegionMask:
         return self.levels if self.least is None else self.least
 
     def levels_over(self, shape: tuple[int, ...]) -> Levels:
-        """How much every pixel may change, uint8 [H, W], of a part of the picture of this shape."""
+        """Return how much every pixel may change, uint8 [H, W], of a part of the picture of this shape."""
         return over_pixels(self.levels, (shape[1], shape[0])) if self.pixels is None else self.pixels
 
     def kept_to_pixels(self) -> EditMask:
@@ -151,7 +151,7 @@ def covered(low: float, high: float, least: int, most: int) -> NDArray[np.float6
 
 
 def levels_of(mask: EditMask) -> Levels:
-    """How much every cell of a mask may change, uint8 [h, w]."""
+    """Return how much every cell of a mask may change, uint8 [h, w]."""
     return mask.grid.astype(np.uint8) * WHOLE if mask.levels is None else mask.levels
 
 

@@ -1,6 +1,6 @@
 """The thing under a point: segments of a picture, joined where they are alike, of which the node that stands out.
 
-Cells of one thing attend to the same places, as DiffSeg (arXiv 2308.12469) has it: segments of the picture
+Cells of one thing attend to the same places, as DiffSeg (arXiv 2308.12469) has it. So segments of the picture
 (Felzenszwalb and Huttenlocher 2004) are joined in the order of how alike their attention and colours are. Of the nodes
 above a point the one is taken whose last join was cheap and whose next one is dear. Knows arrays alone.
 """
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 _ATTENTION_WEIGHT, _COLOUR_UNIT = 3.0, 50.0
 _SCALE, _MIN_SHARE = 20, 6 / 128**2
 _SIDE, _UNITS = 128, 256
-"""Pixels of a side that a picture is made smaller to, or up to twice as many; and units that it is large, so that those
-of all sizes are segmented alike."""
+"""The side in pixels to which a picture is reduced, or up to twice as many; and its size in units.
+
+The units let pictures of all sizes be segmented alike."""
 _LEAST, _MOST = 0.015, 0.5
 """Shares of the picture that the thing under the first point has, at least and at most."""
 _BORDER_PENALTY, _FLOOR = 16.0, 0.02
@@ -45,9 +46,9 @@ class SegmentTree:
     Args:
         leaves: leaf of every pixel, ints [H, W], numbered so that nodes cover ranges.
         parents: [M], -1 for the root.
-        costs: of the dearest join within every node [M], 0 for leaves.
+        costs: The costs of the dearest join within every node [M], 0 for leaves.
         ranges: first leaf of every node and the one behind its last [M, 2].
-        shares: of the picture that every node covers [M].
+        shares: The shares of the picture that every node covers [M].
         border: share of the picture's border that every node covers [M].
     """
 
@@ -169,14 +170,14 @@ class _Joining:
     """Joins the two neighbours that are most alike until one node is left.
 
     Args:
-        sizes: of the segments in units [S].
+        sizes: The sizes of the segments in units [S].
         profiles: their attention to cells [S, n].
         colours: their means [S, 3].
         boundaries: between them.
 
     Attributes:
-        children: of every node that was made, in order.
-        costs: of the dearest join within every node.
+        children: The children of every node that was made, in order.
+        costs: The costs of the dearest join within every node.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which words an edit changes, and which nouns show where: a prompt pair becomes an `EditScript`.
+"""The words that an edit changes, and the nouns that show where: a prompt pair becomes an `EditScript`.
 
 Pure text. It knows CLIP's tokenizer by its call alone, and neither models, attention, nor pictures; word classes are
 `word_classes`'s. Every pair of strings gives a script. Prompt-to-prompt (arXiv 2208.01626) and its successors
@@ -24,7 +24,7 @@ _NOT_PUNCTUATION = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; `transformers.CLIPTokenizer` fits, with any vocabulary."""
+    """The protocol of a tokenizer; `transformers.CLIPTokenizer` fits, with any vocabulary."""
 
     model_max_length: int
 
@@ -74,11 +74,11 @@ def _word(parsed: WeightedPrompt, span: WordSpan, tokens: tuple[int, ...]) -> Wo
 
 
 def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
-    """What turns one prompt into the other, with the words whose attention shows where.
+    """Compare two prompts: find the changed words, with those whose attention shows where.
 
-    Words are aligned by their longest common subsequence, in which one content word outweighs all stop words; changes
-    with nothing but stop words and punctuation between them are one hunk. A word that stays and counts more or less is
-    a change of its own. Only words that the text encoder reads count.
+    Words are aligned by their longest common subsequence. One content word outweighs all stop words in it. Changes with
+    nothing but stop words and punctuation between them are one hunk. A word that stays and counts more or less is a
+    change of its own. Only words that the text encoder reads count.
 
     Args:
         source_prompt: the text of the source.

@@ -1,4 +1,4 @@
-"""Which changed words concern the whole picture and no place in it: style, medium, weather, time, scene.
+"""The changed words that concern the whole picture and no place in it: style, medium, weather, time, scene.
 
 Rules on the sentence, short lists of words that pictures' prompts use, and WordNet's classes for all other words
 (`noun_classes`). It knows neither the other prompt, nor tokens, attention or pictures.
@@ -71,7 +71,7 @@ def object_words(s: TaggedPrompt) -> tuple[Word, ...]:
 
 
 def global_reason(s: TaggedPrompt, span: range, other_has_content: bool) -> str:
-    """Why the changed words concern the whole picture and no place in it (style, weather, scene), or "".
+    """Return why the changed words concern the whole picture and no place in it (style, weather, scene), or "".
 
     Args:
         s: the prompt of one side of a change.
@@ -127,33 +127,33 @@ class _Phrase:
 
     @property
     def bare(self) -> bool:
-        """Whether no determiner is in front."""
+        """Return whether no determiner is in front."""
         return self.s.text(self.run[0] - 1) not in DETERMINERS
 
     @property
     def before(self) -> str:
-        """What stands before the phrase: a preposition, a verb, punctuation, or ""."""
+        """The text before the phrase: a preposition, a verb, punctuation, or ""."""
         return self.s.text(self.first - 1)
 
     @property
     def after(self) -> str:
-        """What follows the phrase."""
+        """The text that follows the phrase."""
         return self.s.text(self.run[-1] + 1)
 
     @property
     def starts_clause(self) -> bool:
-        """Whether the phrase begins the prompt or a part of it."""
+        """Return whether the phrase begins the prompt or a part of it."""
         return self.s.role(self.first - 1) is WordClass.PUNCTUATION
 
     @property
     def is_added_place(self) -> bool:
-        """Whether the phrase names the place of something that is added with it."""
+        """Return whether the phrase names the place of something that is added with it."""
         k = self.first - 2
         return k in self.added and self.s.role(k) in (WordClass.CONTENT, WordClass.VERB)
 
 
 def _reason(p: _Phrase) -> str:
-    """Why a word concerns the whole picture, or ""."""
+    """Return why a word concerns the whole picture, or ""."""
     return next((f'"{p.text}" {message}' for message, applies in _RULES if applies(p)), "")
 
 
@@ -180,7 +180,10 @@ def _is_medium(p: _Phrase) -> bool:
 
 
 def _is_global_modifier(p: _Phrase) -> bool:
-    """Whether a modifier of style, weather or time belongs to no thing ("a gothic sword" stays where the sword is)."""
+    """Return whether a modifier of style, weather or time belongs to no thing.
+
+    "A gothic sword" stays where the sword is.
+    """
     word_classes = classes_of([p.text])  # "frosty" says what the weather is, "snow" of a snow globe does not
     is_general = (
         "style" in word_classes
@@ -235,4 +238,4 @@ _RULES = (
     ("changes the style", _is_tag),
     ("changes the scene", _describes_place),
 )
-"""What is said of a word -> when it holds; the first counts."""
+"""The messages on a word -> when they hold; the first counts."""

@@ -59,7 +59,7 @@ REDUCING = word_set("small smaller little tiny short shorter narrow miniature")
 
 
 class WordClass(Enum):
-    """What a word does in a prompt, as far as masks depend on it."""
+    """The role of a word in a prompt, as far as masks depend on it."""
 
     PUNCTUATION = auto()
     STOP = auto()
@@ -89,7 +89,7 @@ class TaggedPrompt:
         return self.roles[i] if 0 <= i < len(self.roles) else WordClass.PUNCTUATION
 
     def has_content(self, span: Iterable[int]) -> bool:
-        """Whether a content word or verb lies in the span."""
+        """Return whether a content word or verb lies in the span."""
         return any(self.roles[i] in (WordClass.CONTENT, WordClass.VERB) for i in span)
 
     def with_class(self, *roles: WordClass) -> list[Word]:
@@ -102,12 +102,12 @@ class TaggedPrompt:
 
 
 def importance(text: str) -> int:
-    """How much it matters that a word finds its counterpart: one content word outweighs all stop words together."""
+    """Return the weight of a word that finds its counterpart: one content word outweighs all stop words together."""
     return 1 if text in _STOP or not is_word(text) else 1000
 
 
 def is_word(text: str) -> bool:
-    """Whether a word is more than punctuation: letters, digits, or a pictograph."""
+    """Return whether a word is more than punctuation: letters, digits, or a pictograph."""
     return any(c.isalnum() or unicodedata.category(c) == "So" for c in text)
 
 
@@ -180,7 +180,7 @@ def _nouns_of_verb(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
 
 
 def _nouns_of_stop_word(s: TaggedPrompt, i: int) -> list[int]:
-    """What a stop word concerns: both nouns of a preposition of place, the noun after any other, or else before it."""
+    """The nouns of a stop word: both of a preposition of place, the one after any other, or the one before."""
     if s.text(i) in _PREPOSITIONS:
         return _nearest(s, i, -1) + _nearest(s, i, +1)
     return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
@@ -214,7 +214,7 @@ def focus(s: TaggedPrompt, span: range, other_has_content: bool) -> set[int]:
 
 
 def _is_placement(s: TaggedPrompt, head: int, span: range) -> bool:
-    """Whether a noun of the span only names the place of another: it follows a preposition of the span."""
+    """Return whether a noun of the span names the place of another alone: it follows a preposition of the span."""
     i = run_around(s, head)[0] - 1
     while s.text(i) in DETERMINERS:
         i -= 1

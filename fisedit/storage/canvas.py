@@ -37,7 +37,7 @@ MAX_AREA_RATIO = 1.5
 """Greatest ratio, or its inverse, of an image's pixels to the model's, above which the image is resized."""
 
 CONTEXT, MAX_CONTEXT = 0.5, 8.0
-"""What a crop takes along on every side of a region, as a ratio of its longer side, and the most of it."""
+"""The context of a crop on every side of a region, as a ratio of its longer side, and the most of it."""
 
 MAX_ASPECT = 2.0
 """Greatest ratio of the sides of a crop, unless its picture is longer."""
@@ -131,7 +131,7 @@ def upscale_note(size: tuple[int, int], canvas: tuple[int, int], *, is_part: boo
 
 
 def is_canvas(picture: Image.Image, size: tuple[int, int]) -> bool:
-    """Whether an image from `to_editable` is a canvas of this size without conversion."""
+    """Return whether an image from `to_editable` is a canvas of this size without conversion."""
     return picture.mode == "RGB" and picture.size == size and not picture.info
 
 
@@ -177,7 +177,7 @@ def extended(picture: Image.Image, widths: Box) -> Image.Image:
 
 
 def needs_crop(size: tuple[int, int], native: int) -> bool:
-    """Whether an image has so many more pixels than the model's that a region is edited on a part of it.
+    """Return whether an image has so many more pixels than the model's that a region is edited on a part of it.
 
     Args:
         size: Width and height of the image in pixels.
@@ -187,8 +187,10 @@ def needs_crop(size: tuple[int, int], native: int) -> bool:
 
 
 def crop_around(grid: BoolGrid, size: tuple[int, int], native: int, context: float = CONTEXT) -> Box:
-    """The part of a picture to edit a region on: large enough for a model to see what is around it, no part of it
-    resized if it fits a canvas as it is.
+    """The part of a picture to edit a region on.
+
+    It is large enough for a model to see what is around the region. No part of it is resized if it fits a canvas as it
+    is.
 
     Args:
         grid: Booleans [h, w] over the whole picture, the region; not empty.
@@ -265,7 +267,7 @@ def _over(alpha: Weights, taken: Weights, border: Weights | float) -> tuple[Weig
     """Lay paint over pixels that may be clear: what is clear has no colour that the paint could be led to.
 
     Args:
-        alpha: of the pixels, 0 for clear ones to 1, floats [H, W].
+        alpha: The alpha of the pixels, 0 for clear ones to 1, floats [H, W].
         taken: how much of the paint is taken.
         border: how much of that inside the border of the mask.
 
@@ -278,14 +280,16 @@ def _over(alpha: Weights, taken: Weights, border: Weights | float) -> tuple[Weig
 
 
 def _goes_on(picture: Image.Image, crop: Box | None) -> tuple[bool, bool, bool, bool]:
-    """Whether there is more of a picture at the left, top, right and bottom of a part."""
+    """Return whether there is more of a picture at the left, top, right and bottom of a part."""
     left, top, right, bottom = crop or (0, 0, *picture.size)
     return left > 0, top > 0, right < picture.width, bottom < picture.height
 
 
 def _border_shares(inside: BoolGrid, grid: BoolGrid, goes_on: tuple[bool, bool, bool, bool]) -> Weights:
-    """How much of every pixel is taken inside the border of a mask, wider the more the paint was enlarged, and where
-    the mask reaches an edge behind which the picture goes on: floats [H, W], 1 for all.
+    """Return the share of every pixel that is taken: floats [H, W], 1 for all.
+
+    Inside the border of a mask it is less; the border is wider the more the paint was enlarged. It is less, too, where
+    the mask reaches an edge behind which the picture goes on.
 
     Args:
         inside: booleans [H, W], the mask.

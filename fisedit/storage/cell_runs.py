@@ -33,7 +33,7 @@ def decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
     """Booleans [h, w] from run lengths.
 
     Args:
-        runs: as `run_lengths` gives them.
+        runs: The run lengths as `run_lengths` gives them.
         height: h.
         width: w.
 
@@ -46,7 +46,7 @@ def decode_runs(runs: list[int], height: int, width: int) -> BoolGrid:
 
 
 def is_rim(rim: BoolGrid, grid: BoolGrid) -> bool:
-    """Whether cells are a part of a mask, and not all of it.
+    """Return whether cells are a part of a mask, and not all of it.
 
     Args:
         rim: booleans [h, w].
@@ -56,10 +56,10 @@ def is_rim(rim: BoolGrid, grid: BoolGrid) -> bool:
 
 
 def run_entry(run: EditRun) -> dict[str, Any]:
-    """How an edit was computed, as JSON has it; what only some edits have is left out of the others.
+    """Return an edit's run as JSON has it; what only some edits have is left out of the others.
 
     Args:
-        run: of one edit.
+        run: The run of one edit.
     """
     entry: dict[str, Any] = {name: getattr(run, name) for name in ("growth", "structure", "start", "checked")}
     regional = [{"prompt": each.prompt, "runs": run_lengths(each.grid)} for each in run.regional]
@@ -68,11 +68,11 @@ def run_entry(run: EditRun) -> dict[str, Any]:
 
 
 def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
-    """How an edit was computed, from JSON.
+    """Return an edit's run from JSON.
 
     Args:
         entry: an object with what `run_entry` makes, and more.
-        config: of the picture.
+        config: The config of the picture.
 
     Raises:
         PromptError, ValueError, TypeError, LookupError: it is something else.

@@ -88,7 +88,7 @@ _D50 = np.array([0.9642, 1.0, 0.8249])
 
 @dataclass(frozen=True)
 class ColourSpace:
-    """What a file's numbers mean.
+    """The meaning of a file's numbers.
 
     Args:
         profile: An ICC profile; b"" for sRGB, or where it is not known.

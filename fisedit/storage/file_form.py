@@ -1,4 +1,4 @@
-"""What a file is beside its pixels and texts: a JPEG's form, its colours, and parts that are not written again.
+"""The form of a file beside its pixels and texts: a JPEG's form, its colours, and parts that are not written again.
 
 Knows Pillow; nothing of editing.
 """
@@ -32,7 +32,7 @@ _DAMAGED = (AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueE
 
 _HDR, _SIGNED = "its HDR gain map", "its content credentials"
 _RAW_PROFILE, _RAW_EXIF = "raw profile type ", "Raw profile type exif"
-"""How the keywords of such texts begin, and the one that Pillow reads."""
+"""The start of the keywords of such texts, and the keyword that Pillow reads."""
 
 _OPAQUE = "its transparent level (16-bit grey, {}) was read as opaque"
 _CURVE = "its curves (TransferFunction of TIFF) are not read: the model saw it as sRGB"
@@ -64,7 +64,7 @@ _INTEROP_OF_ADOBE_RGB = "R03"
 
 @dataclass(frozen=True)
 class FileForm:
-    """What a file is beside its pixels and texts.
+    """The form of a file beside its pixels and texts.
 
     Args:
         jpeg: How a JPEG stores its pixels; None for another file.
@@ -196,7 +196,7 @@ def _scan(file: IO[bytes]) -> dict[bytes, bytes]:
 
 
 def _tiff_colours(picture: Image.Image) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a TIFF's tags say of its colours, as Pillow's `info` says it of a PNG, and remarks on the rest.
+    """Return what a TIFF's tags say of its colours, as Pillow's `info` says it of a PNG, and remarks on the rest.
 
     An ICC profile is obeyed before them.
     """
@@ -238,7 +238,7 @@ def _colours(picture: Image.Image, form: FileForm, *, has_profile: bool) -> Colo
 
 
 def _is_adobe_rgb(picture: Image.Image) -> bool:
-    """Whether EXIF marks the colours as cameras mark Adobe RGB."""
+    """Return whether EXIF marks the colours as cameras mark Adobe RGB."""
     try:
         exif = picture.getexif()
         space = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.ColorSpace)

@@ -70,7 +70,7 @@ def check_image_path(path: Path, *inputs: Path | None) -> Path:
 
 
 def is_among(path: Path, others: Iterable[Path | None]) -> bool:
-    """Whether a path is that of another file, links followed as far as they lead; None is no file."""
+    """Return whether a path is that of another file, links followed as far as they lead; None is no file."""
     return _real_path(path) in {_real_path(other) for other in others if other is not None}
 
 
@@ -82,7 +82,7 @@ def _real_path(path: Path) -> str:
 
 
 def why_no_file(path: Path) -> str:
-    """What a path is that is no plain file, in words."""
+    """Return the kind of a path that is no plain file, in words."""
     if path.is_dir():
         return "a folder"
     return "no plain file" if path.exists() else "no such file"
@@ -177,7 +177,7 @@ def check_writable(folder: Path) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Whether anything has this path, links to nowhere included. Raises InputError for names that no file can have."""
+    """Return whether anything has this path, links to nowhere included. Raises InputError for impossible names."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -15,7 +15,7 @@ from fisedit.storage.making_texts import PARAMETERS, as_object, is_settings
 from fisedit.values import GenerationConfig, SchedulerName
 
 MAX_CHARACTERS = 100_000
-"""Of the line of settings that is read; more of it is left."""
+"""The limit of the line of settings that is read; more of it is left."""
 
 FOREIGN_DEFAULTS: Mapping[str, Any] = {
     "seed": 0,
@@ -86,7 +86,7 @@ def _split_settings(text: str) -> tuple[str, str]:
 
 
 def _are_settings(line: str) -> bool:
-    """Whether a last line is one of settings without a number of steps."""
+    """Return whether a last line is one of settings without a number of steps."""
     values = {} if line.lstrip().startswith(("{", "[")) else _read_settings(line)
     return len(values) >= _LEAST_SETTINGS and bool(_NAMES & set(values))
 
@@ -106,11 +106,11 @@ def format_parameters(prompt: str, config: GenerationConfig, model: str, start: 
     """Write a picture's prompts, then one line of settings, in the format of AUTOMATIC1111's web UI.
 
     Args:
-        prompt: of the picture, which may be an edit.
-        config: of its source.
-        model: that made it, a path or a name.
+        prompt: The prompt of the picture, which may be an edit.
+        config: The config of its source.
+        model: The model that made it, a path or a name.
         start: the first step that was run.
-        version: of fisedit.
+        version: The version of fisedit.
     """
     settings = {
         "Steps": config.num_inference_steps,

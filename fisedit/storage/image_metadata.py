@@ -35,10 +35,10 @@ _XMP_ORIENTATION = re.compile(rb'\s*tiff:Orientation="[0-9]"|<tiff:Orientation>\
 _MAX_DPI, _INCH, _JFIF_UNITS = 65_536, 2, (1, 2)
 _COMMENT, _HISTORY = ExifTags.Base.UserComment, ExifTags.Base.ImageHistory
 _SCHEMES = (b"fooocus", b"fooocus\0", b"a1111", b"a1111\0", "fooocus", "a1111")
-"""How Fooocus names the form of its comment, in a camera's tag."""
+"""The names that Fooocus gives to the form of its comment, in a camera's tag."""
 
 _NODES = re.compile(r"(workflow|prompt):(?=\s*\{)", re.IGNORECASE)
-"""How ComfyUI begins the EXIF tags that it writes into a WebP."""
+"""The start of the EXIF tags that ComfyUI writes into a WebP."""
 
 _DESCRIPTIVE_TAGS = set(range(0x010D, 0x0111)) | {0x011A, 0x011B, 0x0128, 0x0131, 0x0132, 0x013B, 0x013C}
 """TIFF tags that describe the image; the others of this range describe its storage."""
@@ -62,12 +62,12 @@ _MAX_JPEG_BYTES = {"exif": 65_533, "xmp": 65_504, "comment": 65_533}
 """Greatest size of each in a JPEG."""
 
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error)
-"""What Pillow raises for forged metadata."""
+"""The exceptions that Pillow raises for forged metadata."""
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """How an image was made.
+    """The texts that say how an image was made.
 
     Args:
         parameters: Prompt and settings as AUTOMATIC1111's web UI writes them, a JSON object of what another program
@@ -155,7 +155,7 @@ def file_notes(image: Image.Image) -> tuple[str, ...]:
 
 
 def file_info(picture: Image.Image) -> dict[str | tuple[int, int], Any]:
-    """What Pillow's `info` lacks of a file that is opened and not decoded yet, for the `info` of a copy."""
+    """Return what Pillow's `info` lacks of a file that is opened and not decoded yet, for the `info` of a copy."""
     return {FORM: form} if (form := read_file_form(picture)) != FileForm() else {}
 
 
@@ -165,7 +165,7 @@ def with_raw_profiles(info: Mapping[str | tuple[int, int], Any]) -> dict[str | t
     Those are hexadecimal texts of ImageMagick and older ExifTool, of which Pillow reads one name.
 
     Args:
-        info: As Pillow reads it.
+        info: The `info` as Pillow reads it.
     """
     found = dict(info)
     for key in raw_profiles(info):
@@ -333,7 +333,7 @@ def _tag_text(tag: int, value: object) -> str:
 
 
 def _tells_making(value: str) -> bool:
-    """Whether a tag of EXIF says how the image was made, or by which program of models."""
+    """Return whether a tag of EXIF says how the image was made, or by which program of models."""
     return bool(
         value.startswith(making_texts.PROGRAMS)
         or _origin_or_empty(value)

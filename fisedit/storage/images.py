@@ -34,7 +34,7 @@ READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_BYTES = 1 << 30
 
 _DAMAGED = (OSError, SyntaxError, ValueError, LookupError, TypeError, OverflowError, EOFError, struct.error, zlib.error)
-"""What Pillow's decoders raise for truncated or forged files."""
+"""The exceptions that Pillow's decoders raise for truncated or forged files."""
 
 _WHITE_IS_ZERO, _YCBCR = 0, 6
 """Photometric interpretations in TIFF."""
@@ -171,13 +171,13 @@ def _opened(
 
 
 def _begins_as(name: str, data: bytes) -> bool:
-    """Whether a file's bytes begin as those of a format do, of Pillow's name."""
+    """Return whether a file's bytes begin as those of a format do, of Pillow's name."""
     accepts = Image.OPEN[name][1]
     return accepts is not None and accepts(data[:16]) is True
 
 
 def _is_raw_ycbcr(image: Image.Image) -> bool:
-    """Whether an image is an uncompressed YCbCr TIFF, which Pillow takes for RGB with a fourth byte."""
+    """Return whether an image is an uncompressed YCbCr TIFF, which Pillow takes for RGB with a fourth byte."""
     return (
         isinstance(image, TiffImageFile)
         and image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _YCBCR
@@ -247,7 +247,7 @@ def write_image(image: Image.Image, path: Path, metadata: Metadata | None = None
     """Write an image as `encode` does; the file is complete or absent.
 
     Args:
-        image: As in `encode`.
+        image: The image, as in `encode`.
         path: The file; its folder is created if missing.
         metadata: How the image was made, or None.
 
@@ -261,7 +261,7 @@ def write_image(image: Image.Image, path: Path, metadata: Metadata | None = None
 
 
 def can_hold(suffix: str, image: Image.Image) -> bool:
-    """Whether the format of a file name suffix stores an image without loss of depth, alpha or colours."""
+    """Return whether the format of a file name suffix stores an image without loss of depth, alpha or colours."""
     return image.mode in _MODES[IMAGE_FORMATS[suffix.lower()]]
 
 
@@ -269,7 +269,7 @@ def check_size(suffix: str, size: tuple[int, int]) -> None:
     """Check that the format of a file name suffix can store an image of a size.
 
     Args:
-        suffix: Of the file, as ".webp"; one of no format of `IMAGE_FORMATS` passes.
+        suffix: The suffix of the file, as ".webp"; one of no format of `IMAGE_FORMATS` passes.
         size: Width and height in pixels.
 
     Raises:
@@ -281,7 +281,7 @@ def check_size(suffix: str, size: tuple[int, int]) -> None:
 
 
 def is_written_form(decoded: DecodedImage, image: Image.Image) -> bool:
-    """Whether a decoded file has the pixels that an image has after it is written in the file's format."""
+    """Return whether a decoded file has the pixels that an image has after it is written in the file's format."""
     suffix = {"JPEG": ".jpg", "WEBP": ".webp"}.get(decoded.format, ".png")
     return np.array_equal(np.asarray(decode(encode(image, suffix)[0]).image), np.asarray(decoded.image))
 

@@ -42,7 +42,7 @@ _TO_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclass(frozen=True)
 class JpegForm:
-    """How a JPEG stores its pixels.
+    """The form in which a JPEG stores its pixels.
 
     Args:
         tables: Quantization table of each component, row by row.
@@ -104,7 +104,7 @@ def in_form(image: Image.Image, form: JpegForm | None) -> tuple[Image.Image, dic
     """An image and Pillow's options that write it as a JPEG of a form.
 
     Args:
-        image: Of mode L, RGB or CMYK.
+        image: An image of mode L, RGB or CMYK.
         form: The form; of None, or of other components than the image has, a JPEG of quality 95 is written.
     """
     if form is None or len(form.tables) != len(image.getbands()):

@@ -70,12 +70,12 @@ def _names_program(key: str, text: str) -> bool:
 
 
 def is_settings(text: str) -> bool:
-    """Whether a text has a line of a web UI's settings."""
+    """Return whether a text has a line of a web UI's settings."""
     return bool(_INFOTEXT.search(text))
 
 
 def is_making(text: str) -> bool:
-    """Whether a text without a telling name, such as a comment, says how a picture was made."""
+    """Return whether a text without a telling name, such as a comment, says how a picture was made."""
     if is_settings(text):
         return True
     data = as_object(text)
@@ -85,7 +85,7 @@ def is_making(text: str) -> bool:
 
 
 def is_graph(data: Mapping[str, Any]) -> bool:
-    """Whether an object is ComfyUI's graph of nodes."""
+    """Return whether an object is ComfyUI's graph of nodes."""
     return any(isinstance(node, dict) and "class_type" in node for node in data.values())
 
 

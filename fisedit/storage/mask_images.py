@@ -70,7 +70,7 @@ def scaled(levels: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def marks(levels: Image.Image) -> bool:
-    """Whether any pixel of a mask is at least half inside.
+    """Return whether any pixel of a mask is at least half inside.
 
     Args:
         levels: Mode "L".
@@ -79,11 +79,11 @@ def marks(levels: Image.Image) -> bool:
 
 
 def mask_levels(mask: Image.Image, what: str = "mask") -> Image.Image:
-    """How much a mask marks of every pixel.
+    """Return how much a mask marks of every pixel.
 
     It is turned as its EXIF says. Its alpha marks where that differs from pixel to pixel, whatever the colours are, as
-    in web UIs; else its brightness does. Levels of 16 bits are scaled; those of 32 bits are taken for 8 bits if none is
-    above 255, else for 16; floats are from 0 to 1.
+    in web UIs; else its brightness does. Levels of 16 bits are scaled. Those of 32 bits are taken for 8 bits if none is
+    above 255, else for 16. Floats are from 0 to 1.
 
     Args:
         mask: Any PIL image.

@@ -1,8 +1,8 @@
 """Pages on disk: tensors in one safetensors file, whole or absent, compared with its digest whenever it is read.
 
-A folder of pages belongs to a process that is alive: it goes with its owner and the last page, or, if that was killed,
-when another process wants pages. Knows tensors, nothing about what they hold; imports torch when a page is written or
-read.
+A folder of pages belongs to a process that is alive. It goes with its owner and the last page. If the process was
+killed, it goes when another process wants pages. Knows tensors, nothing about what they hold; imports torch when a page
+is written or read.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Page:
     """A page that was written.
 
     Args:
-        path: of its file.
-        sha256: of the file's bytes, in hexadecimal digits.
+        path: The path of its file.
+        sha256: The SHA-256 of the file's bytes, in hexadecimal digits.
     """
 
     path: Path
@@ -79,7 +79,7 @@ def encode_page(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of a page's file.
 
     Args:
-        tensors: of any names, on any device.
+        tensors: The tensors, of any names, on any device.
     """
     from safetensors.torch import save
 
@@ -117,7 +117,7 @@ class PageFolder:
 
     Args:
         parent: the folder in which it is made.
-        max_bytes: of all pages; None for `DISK_SHARE` of what is free when the first is written.
+        max_bytes: The bytes of all pages at most; None for `DISK_SHARE` of what is free when the first is written.
     """
 
     def __init__(self, parent: Path, max_bytes: int | None = None) -> None:
@@ -177,7 +177,7 @@ def sweep(parent: Path) -> None:
     """Remove the folders of pages whose processes are gone; nothing else that lies there.
 
     Args:
-        parent: of the folders.
+        parent: The parent of the folders.
 
     Raises:
         OSError: it is not there, or cannot be read.

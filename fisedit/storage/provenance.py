@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 VERSION = 3
 _VERSION_WITHOUT_PIXELS = 2
-"""Of origins without masks that are kept to the pixel, which older versions read."""
+"""The version of origins without masks that are kept to the pixel, which older versions read."""
 
 _VERSION_WITHOUT_REGIONS = 1
-"""Of those also without soft masks, parts of pictures, erasing, prompts of regions and rims."""
+"""The version of those also without soft masks, parts of pictures, erasing, prompts of regions and rims."""
 
 _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
@@ -60,14 +60,14 @@ _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
     *(zlib.error, FisEditError),
 )
-"""What reading an untrusted origin may raise."""
+"""The exceptions that reading an untrusted origin may raise."""
 
 _OF_THE_MODEL = ("like", "loras", "textual_inversions")
 _GENERATED = {field.name for field in fields(GenerationConfig)} - {"inversion", "crop", *_OF_THE_MODEL}
 _OPENED = {field.name for field in fields(GenerationConfig)} - {"scheduler", "crop", *_OF_THE_MODEL}
 
 _DISTILLED, _MIN_STEPS = (SchedulerName.LCM, SchedulerName.TCD), 10
-"""What few steps are made with, and the fewest with which another picture is inverted."""
+"""The schedulers of few steps, and the fewest steps with which another picture is inverted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +75,14 @@ class PastEdit:
     """One edit of an origin.
 
     Args:
-        prompt: As in `EditResult`.
-        mask: As in `EditResult`.
-        run: As in `EditResult`.
+        prompt: The prompt, as in `EditResult`.
+        mask: The mask, as in `EditResult`.
+        run: The run, as in `EditResult`.
         change: The changed words as text.
         like: The references that it used.
-        textual_inversions: As in `GenerationConfig`.
-        seed: Of its own noise inside the mask; None for that of the picture it was made of.
-        loras: As in `GenerationConfig`.
+        textual_inversions: The textual inversions, as in `GenerationConfig`.
+        seed: The seed of its own noise inside the mask; None for that of the picture it was made of.
+        loras: The LoRAs, as in `GenerationConfig`.
     """
 
     prompt: str
@@ -97,7 +97,7 @@ class PastEdit:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """How an image was made.
+    """The origin of an image: how it was made.
 
     Args:
         model: "demo", a hub id, "./name" for a local file or folder (its path stays private), or "" if unknown.
@@ -227,8 +227,8 @@ def complete_metadata(metadata: Metadata, origin: Origin) -> Metadata:
     """A file's texts; parameters that it lacks, as a TIFF does, as the version that wrote it would tell them.
 
     Args:
-        metadata: of the file.
-        origin: that it tells.
+        metadata: The texts of the file.
+        origin: The origin that it tells.
     """
     if metadata.parameters or not metadata.origin:
         return metadata

@@ -7,8 +7,10 @@ import re
 IMAGE_ENDINGS = (".png", ".tif")
 MASK_ENDING, CANVAS_ENDING, PIXELS_ENDING = ".mask.png", ".canvas.png", ".pixels.png"
 ENDINGS = (*IMAGE_ENDINGS, MASK_ENDING, CANVAS_ENDING, PIXELS_ENDING)
-"""Endings of a result's files: its picture, its mask, the canvas of a picture that is no canvas itself, and the pixels
-of a mask that takes not all of every cell."""
+"""The endings of a result's files.
+
+They are for its picture, its mask, and the canvas of a picture that is no canvas itself. The last is for the pixels of
+a mask that takes not all of every cell."""
 
 PAGE_ENDING = ".safetensors"
 """Ending of a page of recorded features, which a session may have or lose: they are made again without it."""
@@ -37,5 +39,5 @@ def page_name(result: str, i: int, sha256: str) -> str:
 
 
 def is_page_name(name: str) -> bool:
-    """Whether a file has a page's name."""
+    """Return whether a file has a page's name."""
     return re.fullmatch(rf"\d+\.\d{{4}}-[0-9a-f]{{16}}{re.escape(PAGE_ENDING)}", name) is not None

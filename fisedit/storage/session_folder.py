@@ -48,8 +48,8 @@ def check_new(folder: Path, *outputs: Path | None, overwrite: bool) -> None:
     """Check, before any work, that a new session can be written to a folder, and other files beside it.
 
     Args:
-        folder: As in `check_outputs`.
-        outputs: As in `check_outputs`.
+        folder: The folder, as in `check_outputs`.
+        outputs: The outputs, as in `check_outputs`.
         overwrite: Whether a session that is there may be replaced.
 
     Raises:

@@ -1,8 +1,7 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 4 has masks of pixels, version 3 regions and rims; versions from 2 on have a digest of the index and one of
-every file; version 1, of fisedit 0.1.0, has none and is read only.
-Knows JSON and values; neither files nor pictures.
+Version 4 has masks of pixels, version 3 regions and rims. Versions from 2 on have a digest of the index and one of
+every file. Version 1, of fisedit 0.1.0, has none and is read only. Knows JSON and values; neither files nor pictures.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ if TYPE_CHECKING:
 
 VERSION = 4
 _VERSION_WITHOUT_PIXELS = 3
-"""Of sessions without masks that are kept to the pixel, which older versions read."""
+"""The version of sessions without masks that are kept to the pixel, which older versions read."""
 
 _VERSION_WITHOUT_REGIONS = 2
-"""Of those also without parts of pictures, erasing, prompts of regions and rims."""
+"""The version of those also without parts of pictures, erasing, prompts of regions and rims."""
 
 _VERSION_WITHOUT_DIGESTS = 1
 _VERSIONS = (VERSION, _VERSION_WITHOUT_PIXELS, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
@@ -71,7 +70,7 @@ _ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, Re
 
 @dataclass(frozen=True)
 class Limits:
-    """What an index may hold at most.
+    """The limits of an index.
 
     Args:
         index_bytes: Bytes of its text.
@@ -94,11 +93,11 @@ class ResultEntry:
     Args:
         id: Digits.
         parent: Id of an entry before this one; None for a source.
-        config: As in `EditResult`.
-        mask_source: Of its mask.
-        mask_confidence: Of its mask, 0 to 1.
-        stats: As in `EditResult`.
-        run: As in `EditResult`.
+        config: The config, as in `EditResult`.
+        mask_source: The source of its mask.
+        mask_confidence: The confidence of its mask, 0 to 1.
+        stats: The statistics, as in `EditResult`.
+        run: The run, as in `EditResult`.
         model: The model that made it.
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
@@ -165,9 +164,9 @@ def make_entry(
 
     Args:
         result: The result.
-        files: As in `ResultEntry`.
+        files: The files' digests, as in `ResultEntry`.
         model: The model that made it, "" for the session's.
-        pages: As in `ResultEntry`.
+        pages: The pages' digests, as in `ResultEntry`.
     """
     entry = {
         "id": result.id,

@@ -37,7 +37,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, eq=False)
 class SessionAssets:
-    """What the results of a session refer to.
+    """The adapters and reference images that the results of a session refer to.
 
     Args:
         adapters: Path or hub id of an adapter -> how it takes part, and what it is loaded with.
@@ -53,7 +53,7 @@ NO_ASSETS = SessionAssets({}, {})
 
 @dataclass(frozen=True, eq=False)
 class LoadedSession:
-    """What was loaded.
+    """The loaded results, with their assets and index.
 
     Args:
         history: The results.

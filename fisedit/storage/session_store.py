@@ -1,9 +1,9 @@
 """A session on disk: images, masks, and one JSON file with prompts, seeds, lineage and parameters.
 
-Recorded features are stored as pages where that is asked for; without them, or where they are damaged, an edit rebuilds
-them from the generation configs. Files are named by their contents and
-never written over; the JSON, which has the digest of every file, is replaced last. So a session is the old one or the
-new one, whole, wherever a save ends. Knows results, no model.
+Recorded features are stored as pages where that is asked for. Without them, or where they are damaged, an edit rebuilds
+them from the generation configs. Files are named by their contents and never written over; the JSON, which has the
+digest of every file, is replaced last. So a session is the old one or the new one, whole, wherever a save ends. Knows
+results, no model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fisedit.storage.session_reader import NO_ASSETS, Diff, LoadedSession, Sessi
 
 @dataclass(frozen=True, eq=False)
 class SessionContents:
-    """What is saved.
+    """The contents of a session that are saved.
 
     Args:
         history: The results.
@@ -108,7 +108,7 @@ class SessionStore:
         """Id of a result -> the pages of its recorded features, if the first is there.
 
         Args:
-            index: Of the folder.
+            index: The index of the folder.
         """
         found = {entry.id: self._pages_of(entry) for entry in index.results if entry.pages}
         return {result: pages for result, pages in found.items() if pages[0].path.is_file()}

@@ -22,7 +22,7 @@ def read_stealth(picture: Image.Image) -> str:
     """The text in an image's alpha, "" if there is none.
 
     Args:
-        picture: Of any mode.
+        picture: An image of any mode.
     """
     head = _alpha_bytes(picture, 0, _HEAD)
     magic, bits = head[: len(_PLAIN)], int.from_bytes(head[len(_PLAIN) :])
@@ -40,7 +40,7 @@ def without_stealth(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     """An image without hidden text, and notes on what was changed, or cannot be.
 
     Args:
-        image: Of any mode.
+        image: An image of any mode.
     """
     if _bytes(_pixels(image, slice(0, 3)), 0, len(_PLAIN)) in _IN_COLOURS:
         return image, ("its colours hide a text on how it was made, which stays where they were not edited",)

@@ -43,7 +43,7 @@ class _Tag:
 
 @dataclass
 class _Packet:
-    """What a packet holds.
+    """The contents of a packet.
 
     Args:
         tags: Its elements, in order.
@@ -57,7 +57,7 @@ class _Packet:
 
 
 def is_readable(packet: bytes) -> bool:
-    """Whether a packet is XML in UTF-8 without entities of its own."""
+    """Return whether a packet is XML in UTF-8 without entities of its own."""
     return _parse(packet) is not None
 
 

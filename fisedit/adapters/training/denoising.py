@@ -31,7 +31,7 @@ class ConditionedUNet(nn.Module):
 
     Args:
         unet: frozen.
-        adapter: that is trained.
+        adapter: The adapter that is trained.
     """
 
     def __init__(self, unet: UNet2DConditionModel, adapter: RowColumnAdapter) -> None:
@@ -108,8 +108,8 @@ def denoising_loss(
 
     Args:
         model: a `ConditionedUNet`, or accelerate's wrapper of it.
-        scheduler: that adds the noise.
-        batch: of examples.
+        scheduler: The scheduler that adds the noise.
+        batch: A batch of examples.
         empty_prompt: embedding of the empty prompt, [1, T, D].
         settings: dropout and weights.
         noise: the only source of randomness.
@@ -139,7 +139,7 @@ def level_weights(scheduler: DDPMScheduler, steps: Tensor, cap: float) -> Tensor
     """Weights of noise levels: min-SNR (Hang et al., arXiv 2303.09556).
 
     Args:
-        scheduler: of the noise.
+        scheduler: The scheduler of the noise.
         steps: int64 [B].
         cap: on the signal-to-noise ratio; 0 weighs all levels alike.
 

@@ -12,9 +12,9 @@ def generator_for(seed: int, step: int, device: torch.device) -> torch.Generator
     """The generator of all noise of one step.
 
     Args:
-        seed: of the run.
+        seed: The seed of the run.
         step: number of the step.
-        device: of the generator.
+        device: The device of the generator.
     """
     return torch.Generator(device).manual_seed((seed << 32) + step)
 
@@ -23,7 +23,7 @@ def draw_rows(seed: int, count: int, start: int, length: int) -> list[int]:
     """Draw the examples of consecutive places of a run; every pass over them has its own order.
 
     Args:
-        seed: of the run.
+        seed: The seed of the run.
         count: number of examples.
         start: first place.
         length: number of places.

@@ -40,7 +40,7 @@ class TrainingBatch:
     Args:
         targets: clean latents [B, 4, h, w].
         references: clean latents [B, 4, h, w].
-        text: of the prompts, [B, T, D].
+        text: The embeddings of the prompts, [B, T, D].
         regions: weight of every cell's error, [B, 1, h, w], in [0, 1].
         controls: [B, C, h', w'] by insertion point.
         reference_maps: maps of no reference and of the B references, [1 + B, C, h', w'], by insertion point; empty
@@ -59,9 +59,9 @@ class TrainingExamples:
     """A folder's triples as square pictures.
 
     Args:
-        pipe: whose autoencoder and text encoder read them.
+        pipe: A pipeline whose autoencoder and text encoder read them.
         triples: from `read_triples`.
-        side: of a square, in pixels.
+        side: The side of a square, in pixels.
         read_maps: gives the maps by insertion point of latents [1, 4, h, w] and the empty prompt's embedding
             [1, T, D], to be cached; None caches none.
     """
@@ -103,7 +103,7 @@ class TrainingExamples:
         return self._latents_of[row]
 
     def _maps(self, rows: Sequence[int], references: Tensor) -> dict[str, Tensor]:
-        """As in `TrainingBatch.reference_maps`; row -1 is no reference."""
+        """The maps of `TrainingBatch.reference_maps`; row -1 is no reference."""
         if self._read_maps is None:
             return {}
         blank = torch.zeros_like(references[:1])

@@ -13,7 +13,7 @@ def append_row(path: Path, row: Mapping[str, float]) -> None:
     """Append one line to a CSV file, and its header to a new file.
 
     Args:
-        path: of the file.
+        path: The path of the file.
         row: value by column.
     """
     fresh = not path.is_file()
@@ -28,7 +28,7 @@ def truncate_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, and an unfinished one, which a killed run wrote after its last checkpoint.
 
     Args:
-        path: of a CSV file whose first column is the step; it may be missing.
+        path: The path of a CSV file whose first column is the step; it may be missing.
         step: the last to keep.
     """
     if path.is_file():

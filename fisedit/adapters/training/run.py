@@ -60,7 +60,7 @@ def train_adapter(
     Args:
         triples: from `read_triples`.
         output: folder of the run.
-        settings: of the run.
+        settings: The settings of the run.
         device: "cpu" for a CPU; None, or "cuda", for accelerate's choice.
         local_files_only: never use the network.
         on_step: called after every step of the first process.
@@ -99,10 +99,10 @@ class TrainingRun:
 
     Args:
         pipe: the base, frozen here.
-        triples: of which the last `settings.held_out` are kept from training.
+        triples: The triples; the last `settings.held_out` of them are kept from training.
         output: folder of the run.
-        settings: of the run.
-        accelerator: of this process.
+        settings: The settings of the run.
+        accelerator: The accelerator of this process.
         local_files_only: never use the network.
     """
 

@@ -32,7 +32,7 @@ class SampleSheets:
 
     Args:
         pipe: the base.
-        examples: of all held-out triples; the first eight are drawn.
+        examples: The examples of all held-out triples; the first eight are drawn.
     """
 
     def __init__(self, pipe: StableDiffusionPipeline, examples: TrainingExamples) -> None:
@@ -47,8 +47,8 @@ class SampleSheets:
 
         Args:
             adapter: in eval mode.
-            scheduler: of the noise.
-            settings: of the run.
+            scheduler: The scheduler of the noise.
+            settings: The settings of the run.
 
         Returns:
             The sheet; the mean error.

@@ -1,4 +1,4 @@
-"""How an adapter is trained, as one frozen value that is checked when it is made. Knows no torch."""
+"""The settings of an adapter's training, as one frozen value that is checked when it is made. Knows no torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CHANGEABLE = {"steps", "mixed_precision", "gradient_checkpointing", "keep_maps"
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How an adapter is trained.
+    """The settings of an adapter's training.
 
     Args:
         model: the base model.
-        family: of a fresh adapter.
-        heads: of a fresh adapter's attention.
+        family: The family of a fresh adapter.
+        heads: The number of heads of a fresh adapter's attention.
         start: an adapter to continue from; "" for a fresh one.
         size: side of the square pictures in pixels; 0 for the model's own.
         steps: updates of the weights.
@@ -34,9 +34,9 @@ class TrainingSettings:
         warmup: steps.
         region_weight: weight of errors within a triple's region; those outside have 1.
         dropout: share of pictures without prompt and reference, as in guidance's unconditional branch.
-        snr_cap: of min-SNR weights (Hang et al., arXiv 2303.09556); 0 weighs all noise levels alike.
+        snr_cap: The cap of min-SNR weights (Hang et al., arXiv 2303.09556); 0 weighs all noise levels alike.
         ema: decay of the average of the weights, which is what is saved and sampled.
-        seed: of all randomness.
+        seed: The seed of all randomness.
         held_out: the last triples, which are measured and drawn, and never trained on.
         log_every: steps between lines of the log.
         save_every: steps between checkpoints with a sample sheet.

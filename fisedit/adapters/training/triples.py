@@ -1,10 +1,10 @@
 """The files of a training folder, checked. Knows files and Pillow; no torch.
 
-target/NAME.png        the picture to learn; any picture format
-target/NAME.txt        its prompt
-reference/NAME.png     the picture whose look it takes
-region/NAME.png        optional: white where errors have more weight
-control/NAME.safetensors  optional: insertion point of the UNet -> [C, h, w], added to the map there
+- target/NAME.png: the picture to learn; any picture format
+- target/NAME.txt: its prompt
+- reference/NAME.png: the picture whose look it takes
+- region/NAME.png: optional: white where errors have more weight
+- control/NAME.safetensors: optional: insertion point of the UNet -> [C, h, w], added to the map there
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Triple:
     """One example.
 
     Args:
-        name: of its files.
+        name: The name of its files.
         target: picture file.
         reference: picture file.
-        prompt: of the target.
+        prompt: The prompt of the target.
         region: picture file, or None.
         control: .safetensors file, or None.
     """
