@@ -141,7 +141,7 @@ def cost_summary(
 
 
 def outside_as_text(parent: EditResult, result: EditResult) -> str:
-    """Compare pixel by pixel whether every pixel outside the mask is the parent's; returns the finding as text."""
+    """Return as text whether every pixel outside the mask is the parent's, compared pixel by pixel."""
     if result.mask.grid.all():
         return "the mask is the whole picture"
     return "outside the mask: changed" if result.changed_outside(parent) else "outside the mask: identical"

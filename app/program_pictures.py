@@ -303,7 +303,7 @@ def kept_notes(picture: ProgramPicture, asked: Mapping[str, object]) -> tuple[st
 def _make_room(session: Session, kept: EditResult) -> bool:
     """Delete a session's oldest results of which nothing was made, until there is room for another.
 
-    One of them and what it was made of stay. Returns whether there is room.
+    `kept` and what it was made of stay. Returns whether there is room.
     """
     lineage = {result.id for result in session.history.lineage(kept.id)}
 

@@ -216,7 +216,7 @@ class AppState:
     def limit_memory(self) -> None:
         """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound.
 
-        Then put idle sessions on disk until their pictures are.
+        Then put idle sessions on disk until their pictures are within their bound too.
         """
         with self._lock:
             self._limit_pictures()
