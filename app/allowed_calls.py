@@ -1,6 +1,6 @@
-"""Which events of the page may be called over HTTP, by which route, and with what kinds of arguments.
+"""The events of the page that may be called over HTTP: by which route, and with what kinds of arguments.
 
-Programs call the endpoints that have a name in the API; every other event is the page's own, and is called as the page
+Programs call the endpoints that have a name in the API. Every other event is the page's own, and is called as the page
 calls it or not at all. Knows gradio's table of events and the fields of a call; not what events do.
 """
 
@@ -48,7 +48,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 NEEDED = object()
-"""In place of an argument's usual value: it must be given."""
+"""The marker, in place of an argument's usual value, of an argument that must be given."""
 
 _SESSION = "session_hash"
 
@@ -62,7 +62,7 @@ class CallableEvent:
         queued: whether it is called by way of the queue.
         kinds: what each argument may be, in order.
         triggers: ids of the components that the event may come from.
-        usual: of a named event, names of arguments in order -> what they are if they are not given, or `NEEDED`.
+        usual: names of a named event's arguments in order -> what they are if they are not given, or `NEEDED`.
     """
 
     name: str
@@ -86,7 +86,7 @@ class CallTable:
         """Refuse a call that no page and no program of ours sends.
 
         Args:
-            path: of the request.
+            path: path of the request.
             body: its JSON.
 
         Raises:
@@ -113,7 +113,7 @@ class CallTable:
         """The same call with its arguments in order: gradio's calls by name have no session.
 
         Args:
-            path: of a request that was checked.
+            path: path of a request that was checked.
             body: its JSON.
         """
         match = _ROUTE.fullmatch(path)
@@ -216,7 +216,7 @@ def _check_names(event: CallableEvent, body: dict[str, Any]) -> None:
 
 
 def _is_of(value: object, kinds: tuple[type, ...]) -> bool:
-    """Whether a JSON value is of a kind; true, false, NaN and infinities are no numbers."""
+    """Return whether a JSON value is of a kind; true, false, NaN and infinities are no numbers."""
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, kinds) and not (isinstance(value, float) and not isfinite(value))

@@ -1,8 +1,9 @@
 """The HTTP API beside the page: generate, open, edit, erase, extend, preview, history. Typed; gradio describes it at
 /gradio_api/info.
 
-A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go, and
-at the end {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, whose metadata hold its origin.
+A program's session is its connection's (`session_hash`). Runs send {"step", "steps", "seconds_left"} as they go. At the
+end they send {"id", "parent", "prompt", "picture", ...}: the picture is a PNG, as base64, whose metadata hold its
+origin.
 """
 
 # Annotations are read by gradio as they stand: no `from __future__ import annotations` here.
@@ -49,7 +50,7 @@ class Endpoints:
     """The endpoints; gradio reads names, arguments, defaults and docstrings.
 
     Args:
-        state: whose sessions are meant.
+        state: the app's state, whose sessions are meant.
     """
 
     def __init__(self, state: "AppState") -> None:
@@ -81,7 +82,7 @@ class Endpoints:
         Args:
             request: filled in by the server from the connection.
             prompt: what the picture shows; at most 2,000 characters.
-            seed: of the first noise, 0 to 2**63 - 1.
+            seed: seed of the first noise, 0 to 2**63 - 1.
             steps: denoising steps, 1 to 150.
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
@@ -128,13 +129,13 @@ class Endpoints:
             request: filled in by the server from the connection.
             picture: an uploaded file; at most 32 MiB and 32 million pixels.
             prompt: what the picture shows; "" where that is not known.
-            seed: of the later noise, 0 to 2**63 - 1.
+            seed: seed of the later noise, 0 to 2**63 - 1.
             steps: denoising steps, 1 to 150.
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
             model: a name that is offered; "" for the first.
             loras: names that are offered -> their scales, -2 to 2.
-            region: where it will be edited, of masks and boxes as in `edit`: of a large picture the part around it
-                alone is opened, at full resolution; {} for all of it.
+            region: where it will be edited, of masks and boxes as in `edit`; {} for all of it. Of a large picture the
+                part around it alone is opened, at full resolution.
 
         Yields:
             The progress of every step; at the end the result.
@@ -182,10 +183,10 @@ class Endpoints:
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, for its time.
-            seed: of other noise in the mask, 0 to 2**63 - 1, with which the prompt may stay; -1 for the picture's.
-            region: where the edit may change the picture, instead of mask, words and instance: an object with one of
-                words, mask (base64, perhaps with soft), points (perhaps with outside), box, border, detected,
-                everywhere, any, all and minus, and perhaps grow and feather; {} for those.
+            seed: seed of other noise in the mask, 0 to 2**63 - 1, with which the prompt may stay; -1 for the picture's.
+            region: where the edit may change the picture, instead of mask, words and instance; {} for those. An object
+                with one of words, mask (base64, perhaps with soft), points (perhaps with outside), box, border,
+                detected, everywhere, any, all and minus. It may also have grow and feather.
             regions: at most 16 objects of a region and its own prompt, edited in one run; [] for one prompt.
             control: a picture that says where things are, in base64; "" for none.
             control_scale: how much it says so, 0 to 2.
@@ -241,9 +242,9 @@ class Endpoints:
             reference_scale: how much of its appearance, 0 to 2.
             strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
             quality: "fast", "balanced" or "close", as in `edit`.
-            seed: as in `edit`.
-            region: as in `edit`.
-            regions: as in `edit`.
+            seed: seed of other noise in the mask, as in `edit`.
+            region: where the edit may change the picture, as in `edit`.
+            regions: regions with prompts of their own, as in `edit`.
             control: a picture that says where things are, in base64; "" for none.
             control_scale: how much it says so, 0 to 2.
             edges: the control is the edges of that picture, without one of the picture that is edited.
@@ -271,8 +272,8 @@ class Endpoints:
         Args:
             request: filled in by the server from the connection.
             region: what goes, as in `edit`.
-            quality: as in `edit`.
-            seed: as in `edit`.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            seed: seed of other noise in the region, as in `edit`.
 
         Yields:
             The progress of every step; at the end the result.
@@ -304,8 +305,8 @@ class Endpoints:
             right: pixels to add.
             bottom: pixels to add.
             prompt: what the larger picture shows; "" for the current prompt.
-            quality: as in `edit`.
-            seed: of the noise of what is added, 0 to 2**63 - 1; -1 for the usual one.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            seed: seed of the noise of what is added, 0 to 2**63 - 1; -1 for the usual one.
 
         Yields:
             The progress of every step; at the end the result.

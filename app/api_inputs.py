@@ -60,7 +60,7 @@ def lazy_region(
 
 
 def detect_in(state: AppState, get_picture: Callable[[], Image.Image]) -> Detect | None:
-    """What the app's detector finds in a picture, for `parse_region`; it looks once. None without a detector."""
+    """Return a `Detect` of the app's detector for `parse_region`; it looks once. None without a detector."""
     detector, worker = state.pool.detector, state.worker
     if detector is None:
         return None
@@ -81,7 +81,7 @@ def detect_in(state: AppState, get_picture: Callable[[], Image.Image]) -> Detect
 def lazy_conditions(
     reference: str, reference_scale: float, control: str, control_scale: float, drive: Any, *, edges: bool
 ) -> Callable[[], Conditions]:
-    """What adapters read from a program's arguments, decoded when the run begins."""
+    """Return a function that decodes what adapters read of a program's arguments, called when the run begins."""
 
     def get_conditions() -> Conditions:
         if not isinstance(edges, bool):

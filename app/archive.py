@@ -42,7 +42,7 @@ _OTHER_FILE = (
     LookupError,
     OverflowError,
 )
-"""What zipfile raises for damaged and forged files."""
+"""The errors that zipfile raises for damaged and forged files."""
 
 
 ARCHIVE = "the saved file"
@@ -80,8 +80,8 @@ def unpack(data: bytes, folder: Path, models: Sequence[str]) -> None:
     Args:
         data: the zip's bytes.
         folder: is made.
-        models: this machine's, which replace models of the same names in the index; other paths and hub ids of the zip
-            become names of files that do not exist.
+        models: names of this machine's models, which replace models of the same names in the index. Other paths and
+            hub ids of the zip become names of files that do not exist.
 
     Raises:
         InputError: another file, or one too large. SessionError: a damaged session.

@@ -39,7 +39,7 @@ DRIVE_EXPRESSIONS = {
     "Smile left": "mouthSmileLeft",
     "Smile right": "mouthSmileRight",
 }
-"""What the page offers of ARKit's coefficients."""
+"""The coefficients of ARKit that the page offers, by their labels."""
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -247,7 +247,7 @@ class PageComponents:
 
     @property
     def condition_inputs(self) -> list[Any]:
-        """What adapters read, and how."""
+        """The components that set what adapters read: pictures, scales and a head's drive."""
         pictures = [self.reference, self.reference_scale, self.control, self.control_scale, self.edges]
         return [*pictures, self.driven, *self.pose, *self.expression]
 
@@ -268,7 +268,7 @@ class PageComponents:
 
     @property
     def session_outputs(self) -> list[Any]:
-        """What shows the state of a session."""
+        """The components that show the state of a session."""
         shown = [
             self.stage,
             self.cost_line,

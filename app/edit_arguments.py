@@ -1,4 +1,4 @@
-"""What a request says, as arguments of an editor's methods. Knows the app's state; neither gradio nor torch."""
+"""The arguments of an editor's methods that a request asks for. Knows the app's state; neither gradio nor torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def source_arguments(settings: SourceSettings, choice: ModelChoice) -> Arguments
 
 
 def condition_arguments(state: AppState, conditions: Conditions) -> Callable[[Editor], Arguments]:
-    """What adapters read as arguments, once there is an editor. Raises InputError."""
+    """Return what makes arguments for adapters, once there is an editor. Raises InputError."""
     given = {name: each for name in (REFERENCE, CONTROL, DRIVE) if (each := getattr(conditions, name)) is not None}
     decoded = {name: decode_adapter_picture(each, name) for name, each in given.items() if name != DRIVE}
     if missing := given.keys() - state.pool.reads:
@@ -58,7 +58,7 @@ def condition_arguments(state: AppState, conditions: Conditions) -> Callable[[Ed
 
 
 def _own_edges(editor: Editor) -> Image:
-    """Of the picture that the current one goes back to, so that they stay what they are from edit to edit."""
+    """Return the edges of the source of the current picture, so that they stay the same from edit to edit."""
     return canny(editor.history.lineage(editor.current.id)[0].canvas)
 
 
@@ -88,7 +88,7 @@ def region_arguments(region: RegionSettings) -> Arguments:
 
 
 def region_of(settings: RegionSettings) -> Region:
-    """Where it is: as a whole, or where words attend or what is painted, or both."""
+    """Return the region of the settings: as a whole, or where words attend or what is painted, or both."""
     found = settings.region or Region.words(*settings.words, instance=settings.instance)
     found = found.grow(settings.grow)
     if (marked := settings.marked) is not None:

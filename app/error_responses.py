@@ -1,4 +1,4 @@
-"""How a request that fails is answered: one line that begins with a stable code, and nothing of the server's insides.
+"""The answers to requests that fail: one line that begins with a stable code, and nothing of the server's insides.
 
 Knows HTTP answers; neither routes nor sessions.
 """
@@ -31,7 +31,7 @@ INTERNAL_LINE = "error[internal]: this is a bug; the server's log says where"
 """The line of an error that is no `FisEditError`."""
 
 _BROKEN_RUN, _BROKEN_PAGE = b'event: error\ndata: "', b'data: {"msg":"unexpected_error"'
-"""How gradio's events begin that end a stream of a program, and one of a page."""
+"""The first bytes of the events by which gradio ends a stream: of a program, and of a page."""
 
 _STREAM_LINES = {
     b"404: ": "error[not-found]: there is no such run",
@@ -43,7 +43,7 @@ class RequestRefused(Exception):
     """A request that is not let in.
 
     Args:
-        status: of the answer, 400 to 599.
+        status: HTTP status of the answer, 400 to 599.
         why: one line.
         code: a stable name of the reason; "" for the status's own.
     """
@@ -70,7 +70,7 @@ def add_error_handlers(routes: FastAPI) -> None:
     """Have routes answer errors raised on purpose with their line, and other requests than they take with another.
 
     Args:
-        routes: of programs.
+        routes: routes for programs.
     """
     from fastapi.exceptions import RequestValidationError
 
@@ -92,8 +92,8 @@ def with_plain_errors(scope: Scope, receive: Receive, send: Send) -> Send:
     """A `send` that replaces answers of 400 and above: of their text only a line that begins with a code is kept.
 
     Args:
-        scope: of the request.
-        receive: of the request.
+        scope: scope of the request.
+        receive: channel that the request's body comes by.
         send: gets the answers.
     """
     status, body = 0, bytearray()

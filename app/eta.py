@@ -1,4 +1,4 @@
-"""How long a run will take by what runs took on this machine, where there is no cost table of it yet.
+"""The estimate of a run's seconds from earlier runs on this machine, where there is no cost table of it yet.
 
 Knows stats; runs nothing.
 """
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from fisedit.values import EditStats
 
 _SECONDS_BY_MACS = (0.0, 0.062, 0.2, 0.333, 1.0), (0.09, 0.149, 0.278, 0.424, 1.0)
-"""Share of a dense run's multiply-accumulates -> share of its seconds, by whole balanced edits of 5, 15 and 25 % of
-`fisedit bench edit` (Stable Diffusion 1.5, 512x512, 20 steps, two CPU cores); that of 0 is extrapolated."""
+"""Share of a dense run's multiply-accumulates -> share of its seconds.
+
+Measured on whole balanced edits of 5, 15 and 25 % of `fisedit bench edit`. That ran Stable Diffusion 1.5 at 512x512 for
+20 steps on two CPU cores; the value of 0 is extrapolated.
+"""
 
 _WINDOW = 5
 """Number of the last runs whose median counts."""
@@ -33,7 +36,7 @@ class RuntimeEstimator:
         """Learn from a run.
 
         Args:
-            stats: of the run.
+            stats: stats of the run.
             trial: whether no page showed the run. Trials count until there is a run that a page shows.
         """
         if not stats.macs:
@@ -82,5 +85,5 @@ class _RecentMedian:
 
 
 def _share(macs: int, macs_dense: int) -> float:
-    """Of a dense run's seconds, by the table; below 1."""
+    """Return the share of a dense run's seconds by the table; below 1."""
     return min(float(np.interp(macs / macs_dense, *_SECONDS_BY_MACS)), 0.99)

@@ -1,4 +1,4 @@
-"""What the page's event handlers share: whose sessions are meant, and whose components are updated."""
+"""The base of the page's event handlers: the state with the sessions, and the page whose components are updated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class PageEvents:
     """Events of a page.
 
     Args:
-        state: whose sessions are meant.
-        page: whose components are updated.
+        state: the app's state, whose sessions are meant.
+        page: the page whose components are updated.
     """
 
     def __init__(self, state: AppState, page: PageComponents) -> None:
@@ -36,7 +36,7 @@ class PageEvents:
 
 
 def caller(request: gr.Request) -> str:
-    """What names the browser's tab that sent a request.
+    """Return the name of the browser's tab that sent a request.
 
     Raises:
         SessionError: it has none.

@@ -37,11 +37,11 @@ _NAMES = {"num_inference_steps": "steps", "guidance_scale": "guidance"}
 
 @dataclass(frozen=True)
 class RestoredSettings:
-    """How an uploaded picture was made, as far as its file records it.
+    """The prompt and settings of an uploaded picture, as far as its file records them.
 
     Args:
         message: one line on what was found.
-        prompt: of the picture, or "".
+        prompt: the picture's prompt, or "".
         settings: how it was made; None where the file does not record it.
     """
 
@@ -75,8 +75,8 @@ def import_session(state: AppState, session: Session, data: bytes) -> EditResult
     """Replace a session's pictures by an archive's; returns its current result.
 
     Args:
-        state: whose models are offered.
-        session: whose pictures are replaced.
+        state: the app's state, whose models are offered.
+        session: the session whose pictures are replaced.
         data: a zip that `export_session` made.
 
     Raises:
@@ -93,7 +93,7 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
     """Read prompt and settings from a picture's metadata; the message names what is missing or damaged.
 
     Args:
-        state: whose models and LoRAs are offered.
+        state: the app's state, whose models and LoRAs are offered.
         data: the picture's file.
 
     Raises:
@@ -117,10 +117,10 @@ def restore_settings(state: AppState, data: bytes) -> RestoredSettings:
 
 
 def canvas_note(state: AppState, data: bytes, model: str) -> str:
-    """What becomes of a picture that is much larger than the model paints, or "".
+    """Return a note for a picture that is much larger than the model paints, or "".
 
     Args:
-        state: whose models are offered.
+        state: the app's state, whose models are offered.
         data: the picture's file.
         model: label of the one that would open it, "" for the first.
 
@@ -137,7 +137,7 @@ def canvas_note(state: AppState, data: bytes, model: str) -> str:
 
 
 def _restore_from_web_ui(parameters: str) -> RestoredSettings:
-    """What another program wrote of a picture; what is out of range here is named and left out."""
+    """Return the settings that another program wrote of a picture; what is out of range is named and left out."""
     prompt, found = parse_parameters(parameters)
     settings, refused = SourceSettings(), []
     for name, value in found.items():

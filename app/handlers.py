@@ -77,8 +77,8 @@ def generate(
     """Make a source of a prompt; the last progress has it.
 
     Args:
-        state: whose worker runs it.
-        session: that gets the source.
+        state: the app's state, whose worker runs it.
+        session: the session that gets the source.
         prompt: what the picture shows.
         settings: how it is made.
         conditions: what adapters read.
@@ -111,12 +111,12 @@ def open_picture(
     """Make a source of a picture, which is inverted; the last progress has it.
 
     Args:
-        state: whose worker runs it.
-        session: that gets the source.
+        state: the app's state, whose worker runs it.
+        session: the session that gets the source.
         data: the picture's file.
         prompt: what the picture shows, "" where that is not known.
         settings: how it is made; None for the defaults.
-        region: of masks and boxes; of a large picture the part around it alone is opened. None for all of it.
+        region: region of masks and boxes; None for all of it. Of a large picture the part around it alone is opened.
 
     Raises:
         InputError: no picture, one too large, or an argument out of range.
@@ -145,8 +145,8 @@ def preview(
     """Predict where an edit would change the picture, and its cost. No result is made.
 
     Args:
-        state: whose worker runs it.
-        session: whose current picture would be edited.
+        state: the app's state, whose worker runs it.
+        session: the session whose current picture would be edited.
         prompt: what the picture should show.
         region: where the edit may change the picture; None for the changed words' mask.
         conditions: what adapters read.
@@ -187,8 +187,8 @@ def edit(
     """Change the current picture to fit a prompt; the last progress has the result.
 
     Args:
-        state: whose worker runs it.
-        session: whose current picture is edited.
+        state: the app's state, whose worker runs it.
+        session: the session whose current picture is edited.
         prompt: what the picture should show; "" for the current prompt where regions have their own.
         region: where the edit may change the picture; None for the changed words' mask.
         conditions: what adapters read.
@@ -222,9 +222,9 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
     """A job that first opens the part around a region of a large opened picture, unless it is open.
 
     Args:
-        region: that the job edits.
+        region: the region that the job edits.
         job: called with an editor and an `on_step`.
-        runs: of the job, each as long as opening the part.
+        runs: number of runs of the job, each as long as opening the part.
     """
 
     def job_on_part(editor: Editor, on_step: OnStep) -> EditResult:
@@ -239,7 +239,7 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
 
 
 def opens_part(editor: Editor, region: RegionSettings) -> bool:
-    """Whether an edit of a region opens the part of the current picture around it first."""
+    """Return whether an edit of a region opens the part of the current picture around it first."""
     now, marked = editor.current, _marked(region)
     if marked is None or not now.config.opened or not needs_crop(now.size, editor.native_size):
         return False
@@ -250,7 +250,7 @@ def opens_part(editor: Editor, region: RegionSettings) -> bool:
 
 
 def _marked(region: RegionSettings) -> Region | None:
-    """What is marked of a picture; None where words say where."""
+    """Return the marked region of a picture; None where words say where."""
     if region.regions:
         found = Region.union(each for each, _ in region.regions)
     else:
@@ -277,7 +277,7 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
 
 
 def find_things(state: AppState, session: Session) -> tuple[Detection, ...]:
-    """What the app's detector finds in the current picture, from left to right; the session keeps it.
+    """Find things in the current picture with the app's detector, from left to right; the session keeps them.
 
     Raises:
         MaskError: it failed. InputError: there is no detector.
@@ -293,7 +293,7 @@ def find_things(state: AppState, session: Session) -> tuple[Detection, ...]:
 
 
 def edit_key(session: Session, text: str, region: RegionSettings, conditions: Conditions) -> object:
-    """What an edit is asked for by; equal for equal edits of one picture."""
+    """Return a key of an edit; equal for equal edits of one picture."""
     painted = tuple(
         picture and (picture.mode, picture.size, picture.tobytes()) for picture in (region.add, region.protect)
     )
@@ -313,8 +313,8 @@ def erase(state: AppState, session: Session, region: RegionSettings) -> Iterator
     """Let what is around a painted area grow into it; the last progress has the result.
 
     Args:
-        state: whose worker runs it.
-        session: whose current picture is edited.
+        state: the app's state, whose worker runs it.
+        session: the session whose current picture is edited.
         region: what goes, painted or by words.
 
     Raises:
@@ -342,11 +342,11 @@ def extend(
     """Make the current picture larger and paint what is added; the last progress has the result.
 
     Args:
-        state: whose worker runs it.
-        session: whose current picture is extended.
+        state: the app's state, whose worker runs it.
+        session: the session whose current picture is extended.
         widths: pixels at the left, top, right and bottom, 0 to 1024.
         prompt: what the larger picture shows.
-        region: of which quality and seed count; None for the usual ones.
+        region: settings of which quality and seed count; None for the usual ones.
 
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
@@ -362,7 +362,10 @@ def extend(
 
 
 def _half_of(on_step: OnStep) -> OnStep:
-    """What two runs tell, one after the other, as halves of one; without previews, which are of another size."""
+    """Return an `OnStep` that tells two runs, one after the other, as halves of one.
+
+    It drops previews, which are of another size.
+    """
     before: list[int] = []
 
     def tell(i: int, n: int, _: Image | None) -> None:
@@ -377,9 +380,9 @@ def measure_dense(state: AppState, session: Session, result_id: str) -> Iterator
     """Run a result's config densely, to compare; the last progress has the seconds that it took.
 
     Args:
-        state: whose worker runs it.
-        session: that has the result.
-        result_id: of any result.
+        state: the app's state, whose worker runs it.
+        session: the session that has the result.
+        result_id: id of any result.
 
     Raises:
         SessionError: there is no such result, or what made it is not offered.

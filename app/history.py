@@ -40,7 +40,7 @@ def delete_current(session: Session) -> tuple[str, ...]:
 
 
 def count_descendants(session: Session) -> int:
-    """How many results were made from the current one, or from those."""
+    """Return the number of results that were made from the current one, or from those."""
     history, found = session.history, [session.current.id]
     for result in history:  # parents come before their children
         if result.parent in found:

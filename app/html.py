@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fisedit.models.vocabulary import Vocabulary
 
 MAX_DIFF_CHARACTERS = 2_000
-"""Of a prompt whose changes are shown."""
+"""Characters of a prompt whose changes are shown, at most."""
 
 _WORDS = re.compile(r"\s*(?:\w+|[^\w\s])")
 
@@ -65,7 +65,7 @@ def _underlined(words: str, unknown: Collection[str]) -> str:
 
 
 def tokens(counts: Sequence[int], room: int) -> str:
-    """How many tokens a prompt has, in one line of HTML; one that is too long to be read at once is warned of.
+    """Return the number of tokens of a prompt, in one line of HTML; one too long to be read at once is warned of.
 
     Args:
         counts: tokens of each part that the text encoder reads by itself.
@@ -117,7 +117,7 @@ def cost_summary(
     """The cost of a result and what it left unchanged, in one line of HTML.
 
     Args:
-        result: of any run.
+        result: result of any run.
         parent: what it was made from; None for a source.
         full_seconds: measured seconds of a run that computes the whole picture; None where none was measured.
         source: the new picture that it goes back to, whose seconds are told beside; None for none.
@@ -141,7 +141,7 @@ def cost_summary(
 
 
 def outside_as_text(parent: EditResult, result: EditResult) -> str:
-    """Whether every pixel outside the mask is the parent's, compared pixel by pixel."""
+    """Return as text whether every pixel outside the mask is the parent's, compared pixel by pixel."""
     if result.mask.grid.all():
         return "the mask is the whole picture"
     return "outside the mask: changed" if result.changed_outside(parent) else "outside the mask: identical"
@@ -155,10 +155,10 @@ def progress(run: RunProgress) -> str:
 
 
 OWN_WORDS = '<button type="button" class="own">Reset words</button>'
-"""By which the page's script puts the current picture's prompt back."""
+"""The button by which the page's script puts the current picture's prompt back."""
 
 EARLIER = '<div class="earlier" role="group" aria-label="Earlier sessions" hidden></div>'
-"""Where the page's script lists the browser's other sessions."""
+"""The place in which the page's script lists the browser's other sessions."""
 
 
 def message(words: str, kind: str = "") -> str:
@@ -174,7 +174,7 @@ def message(words: str, kind: str = "") -> str:
 
 
 def waiting_picture(notes: str, *, ask: bool) -> str:
-    """What is said of a picture that waits on the stage to be opened, as HTML.
+    """Return the message about a picture that waits on the stage to be opened, as HTML.
 
     Args:
         notes: what the file says, and what becomes of the picture.
@@ -228,7 +228,7 @@ def caption(result: EditResult) -> str:
 
 
 def _change(result: EditResult) -> str:
-    """What an edit changed: words, or the noise where they stayed; its prompt where it changed nothing."""
+    """Return the change of an edit: its words, or its seed where they stayed; its prompt where it changed nothing."""
     if result.diff.kind is not EditKind.IDENTICAL:
         return str(result.diff)
     return f"seed {result.config.seed}" if result.mask.grid.any() else result.prompt
@@ -246,6 +246,6 @@ def _seconds_as_text(seconds: float | None, before: str = "", after: str = "") -
 
 
 def _work_as_text(full: int, spent: int) -> str:
-    """How much less arithmetic an edit is than a run that computes the whole picture; "" where it is no less."""
+    """Return how much less arithmetic an edit is than a run that computes the whole picture; "" if it is no less."""
     times = full / spent if spent else 0.0
     return f"{times:.1f} times less arithmetic" if times >= 1.05 else ""

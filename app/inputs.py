@@ -1,4 +1,4 @@
-"""What the page's components hold, as the settings that handlers take. Knows components; starts no work."""
+"""The settings that handlers take, read from the page's components. Knows components; starts no work."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def settings(page: PageComponents, *values: Any) -> SourceSettings:
-    """What `PageComponents.settings_inputs` hold; sliders give floats.
+    """Return the settings that `PageComponents.settings_inputs` hold; sliders give floats.
 
     Args:
-        page: whose components they are.
+        page: the page that has the components.
         values: theirs, in that order.
     """
     is_random, steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
@@ -45,10 +45,10 @@ def settings(page: PageComponents, *values: Any) -> SourceSettings:
 
 
 def conditions_of(*values: Any) -> tuple[Conditions, tuple[Any, ...]]:
-    """What `PageComponents.condition_inputs` hold.
+    """Return the conditions that `PageComponents.condition_inputs` hold.
 
     Args:
-        values: of those components, and of others after them.
+        values: values of those components, and of others after them.
 
     Returns:
         What adapters read, and the other values.
@@ -67,14 +67,15 @@ def conditions_of(*values: Any) -> tuple[Conditions, tuple[Any, ...]]:
 
 
 def region(session: Session, prompt: str, conditions: Conditions, *values: Any) -> RegionSettings:
-    """What `PageComponents.edit_inputs` say of the region. Where neither words nor pictures change what is there, what
-    is painted gets other noise.
+    """Return the region settings of `PageComponents.edit_inputs`.
+
+    Where neither words nor pictures change what is there, what is painted gets other noise.
 
     Args:
-        session: whose current picture is edited.
+        session: the session whose current picture is edited.
         prompt: what it should show.
         conditions: what adapters read.
-        values: of the stage and the region's controls, in that order.
+        values: values of the stage and the region's controls, in that order.
 
     Raises:
         InputError: strokes or a piece that the page does not send.

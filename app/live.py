@@ -36,8 +36,8 @@ def edit_live(
     stopped first.
 
     Args:
-        state: whose worker runs it.
-        session: whose current picture is edited.
+        state: the app's state, whose worker runs it.
+        session: the session whose current picture is edited.
         prompt: what the picture should show.
         region: where the edit may change the picture; None for the changed words' mask.
         conditions: what adapters read.

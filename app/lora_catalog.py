@@ -36,7 +36,7 @@ class LoraCatalog:
     """The LoRAs that are offered.
 
     Args:
-        editor: of the model that all of them must fit; it loads them.
+        editor: editor of the model that all of them must fit; it loads them.
         sources: files or folders, as in `Editor.load_lora`.
 
     Raises:
@@ -54,12 +54,12 @@ class LoraCatalog:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What users choose from."""
+        """The labels that users choose from."""
         return tuple(self._names)
 
     @property
     def sampling(self) -> Mapping[str, SuggestedSampling]:
-        """What some of them suggest for new pictures, by label."""
+        """The sampling that some of them suggest for new pictures, by label."""
         return self._sampling
 
     def load_into(self, editor: Editor) -> dict[str, str]:
@@ -94,7 +94,7 @@ class LoraCatalog:
         return {label: scales[name] for label, name in self._names.items() if name in scales}
 
     def as_text(self, recorded: Recorded) -> str:
-        """What a config records, as "ink at 0.8 and oil at 1"; "" for nothing."""
+        """Return the LoRAs that a config records, as "ink at 0.8 and oil at 1"; "" for nothing."""
         known = [one for one in recorded if one[0] in self._units]
         return " and ".join(f"{label} at {scale:g}" for label, scale in self.scales_by_label(known).items())
 

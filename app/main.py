@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from app.sessions import AppState
 
 _RUNS: dict[str, Any] = {"concurrency_id": "run", "concurrency_limit": MAX_WAITING}
-"""Runs of all users wait at the worker, which tells each how many come before it and lets it be stopped; gradio's own
-queue begins where so many wait there."""
+"""Arguments of the events that start runs.
+
+Runs of all users wait at the worker, which tells each how many come before it and lets it be stopped. Gradio's own
+queue begins where so many wait there.
+"""
 
 _LIVE: dict[str, Any] = {"concurrency_id": "live", "concurrency_limit": 4, "trigger_mode": "multiple"}
 """A live edit begins while the one that it stops still ends."""

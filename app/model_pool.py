@@ -86,13 +86,13 @@ class OfferedModel:
     """One model, and what is known of it while it is not loaded.
 
     Args:
-        place: as `Editor.from_pretrained` takes it.
+        place: name, folder or file, as `Editor.from_pretrained` takes it.
         local_files_only: whether the network is never used.
 
     Attributes:
         name: what sessions call it.
         label: what users call it.
-        estimator: of the seconds of its runs.
+        estimator: estimator of the seconds of its runs.
         quick: whether its steps are short.
         loaded: the model in memory, or None.
         measured: whether this machine has its cost table, or cannot keep one.
@@ -128,7 +128,7 @@ class OfferedModel:
         return load_tokenizer(self._config_folder)
 
     def diff(self, old: str, new: str) -> EditScript:
-        """What changes for it from one prompt to another; it need not be loaded."""
+        """Return the changes for it from one prompt to another; it need not be loaded."""
         return diff_prompts(old, new, self._tokenizer)
 
     @property
@@ -196,8 +196,8 @@ class ModelPool:
         reads: "reference", "control" and "drive", as far as an adapter reads them.
         detector: what finds things in pictures, or None.
         adapter_sources: identity of an adapter -> where it came from.
-        dtype, device: of the models, as text.
-        threads: that the models may compute with.
+        dtype, device: dtype and device of the models, as text.
+        threads: number of CPU threads that the models may compute with.
 
     Raises:
         ModelError, AdapterError: one of these cannot be loaded.

@@ -1,5 +1,6 @@
 """Routes of OpenAI's image API, for clients that speak it: generations and edits. An edit keeps every pixel outside the
-mask, whose clear pixels say where it may change; without a mask those of the picture say, or else the changed words.
+mask. The clear pixels of the mask say where it may change. Without a mask those of the picture say, or else the changed
+words.
 
 A form of an edit may also have `source_prompt`, what the given picture shows. Knows the API's JSON and forms.
 """
@@ -35,7 +36,7 @@ MAX_PICTURES = 8
 """Pictures of one request."""
 
 MAX_ENLARGEMENT = 4
-"""Of the model's own size: a larger picture takes minutes, and shows things many times."""
+"""Limit of a picture's sides as a multiple of the model's: a larger one takes minutes, and shows things many times."""
 
 _SIZE = re.compile(r"(\d{2,4})x(\d{2,4})")
 _SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -138,7 +139,7 @@ class AnswerFormat:
 
     Args:
         given: the request's fields.
-        kind: of the events of a stream, without what follows the dot.
+        kind: kind of the events of a stream, without what follows the dot.
 
     Raises:
         InputError: a form that is not written.

@@ -46,8 +46,10 @@ MAX_WAITING = 20
 """Requests of programs that run or wait; further ones are refused as busy."""
 
 MAX_KNOWN = 2048
-"""Pictures that are known when a program sends them back; beyond it the one that came longest ago is forgotten, and its
-session removed where no other one is of it."""
+"""Pictures that are known when a program sends them back.
+
+Beyond it the one that came longest ago is forgotten, and its session removed where no other one is of it.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,10 @@ class ProgramPictures:
     """Generates and edits for programs.
 
     Args:
-        state: whose sessions and worker are used.
+        state: the app's state, whose sessions and worker are used.
 
     Attributes:
-        progress: of the run that told of itself last; None while none runs.
+        progress: progress of the run that told of itself last; None while none runs.
     """
 
     def __init__(self, state: AppState) -> None:
@@ -217,7 +219,7 @@ class ProgramPictures:
         return result
 
     def _has_loras(self, result: EditResult, settings: SourceSettings) -> bool:
-        """Whether a result was made with the LoRAs of settings, or these name none."""
+        """Return whether a result was made with the LoRAs of settings, or these name none."""
         offered = self.state.pool.loras
         return not settings.loras or offered.select(settings.loras) == offered.select_recorded(result.config.loras)
 
@@ -235,7 +237,7 @@ class ProgramPictures:
         """The result, whose pixels name the session from now on.
 
         Args:
-            session: that has it.
+            session: the session that has it.
             result: what was made.
             notes: on what it was made of.
         """
@@ -244,7 +246,7 @@ class ProgramPictures:
         return ProgramPicture(data, result.config, model, result.size, (*notes, *result.stats.notes))
 
     def _edit_lock(self, session: Session) -> Lock:
-        """What one edit of a session holds from looking for its picture until it is finished."""
+        """Return the lock that one edit of a session holds from looking for its picture until it is finished."""
         with self._lock:
             return self._edits.setdefault(session, Lock())
 
@@ -299,8 +301,10 @@ def kept_notes(picture: ProgramPicture, asked: Mapping[str, object]) -> tuple[st
 
 
 def _make_room(session: Session, kept: EditResult) -> bool:
-    """Delete a session's oldest results of which nothing was made, but one and what it was made of, until there is room
-    for another; returns whether there is."""
+    """Delete a session's oldest results of which nothing was made, until there is room for another.
+
+    `kept` and what it was made of stay. Returns whether there is room.
+    """
     lineage = {result.id for result in session.history.lineage(kept.id)}
 
     def is_full() -> bool:

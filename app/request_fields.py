@@ -56,7 +56,7 @@ class Field:
     is_usual: Callable[[Any], bool] | None = field(default=None, compare=False)
 
     def asks(self, value: object) -> bool:
-        """Whether a value asks for something."""
+        """Return whether a value asks for something."""
         if self.is_usual is not None:
             return not self.is_usual(value)
         return value not in self.usual
@@ -67,7 +67,7 @@ class FieldTable:
 
     Args:
         fields: all that are known.
-        prefix: of their names in messages, such as "override_settings.".
+        prefix: prefix of their names in messages, such as "override_settings.".
 
     Attributes:
         fields: by name.
@@ -122,7 +122,7 @@ class Obeyed:
     """The fields of a request that a route reads; another name than those that are obeyed is a mistake of the route.
 
     Args:
-        table: of the route.
+        table: table of the route.
         given: the request's fields.
     """
 

@@ -34,9 +34,9 @@ class RunEvents(PageEvents):
         """Generate a new picture from a prompt.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: what the picture shows.
-            values: of `PageComponents.condition_inputs` and `settings_inputs`.
+            values: values of `PageComponents.condition_inputs` and `settings_inputs`.
         """
 
         def make(session: Session) -> Iterator[RunProgress]:
@@ -49,7 +49,7 @@ class RunEvents(PageEvents):
         """Open a file as a new picture.
 
         Args:
-            request: of the page.
+            request: the page's request.
             data: the picture's file, or None.
             prompt: what the picture shows; "" where that is not known.
             settings: values of `PageComponents.settings_inputs`.
@@ -70,9 +70,9 @@ class RunEvents(PageEvents):
         """Edit the current picture.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: what the picture should show.
-            values: of the further `PageComponents.edit_inputs`.
+            values: values of the further `PageComponents.edit_inputs`.
         """
         yield from self._edit(handlers.edit, request, prompt, *values)
 
@@ -80,9 +80,9 @@ class RunEvents(PageEvents):
         """Edit the current picture several times, each with other noise.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: what the picture should show.
-            values: of the further `PageComponents.edit_inputs`.
+            values: values of the further `PageComponents.edit_inputs`.
         """
         yield from self._edit(variations.vary, request, prompt, *values)
 
@@ -90,8 +90,8 @@ class RunEvents(PageEvents):
         """Let what is around the painted area of the current picture grow into it.
 
         Args:
-            request: of the page.
-            values: of `PageComponents.edit_inputs`, of which the region's are read.
+            request: the page's request.
+            values: values of `PageComponents.edit_inputs`, of which the region's are read.
         """
         prompt, *others = values
 
@@ -106,7 +106,7 @@ class RunEvents(PageEvents):
         """Make the current picture larger and paint what is added.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: what the larger picture shows.
             widths: pixels at the left, top, right and bottom.
         """
@@ -119,9 +119,9 @@ class RunEvents(PageEvents):
         """Draw an edit over the current picture while its prompt is typed; a newer one stops it.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: what the picture should show.
-            values: of the further `PageComponents.edit_inputs`.
+            values: values of the further `PageComponents.edit_inputs`.
         """
         page, shown = self.page, 0.0
         try:
@@ -187,7 +187,7 @@ class RunEvents(PageEvents):
         """Show a run's progress, and the session after it.
 
         Args:
-            request: of the page.
+            request: the page's request.
             start: begins the run.
             prompt: an edit's, whose previews are drawn inside its mask if that is known; "" for a new picture, whose
                 previews are drawn whole; None for a run without previews.

@@ -65,7 +65,7 @@ class RunRequest:
         job: called with the session's editor and its `on_step`; returns a result, or seconds.
         steps: expected number of steps.
         choice: the model and LoRAs; None for those of the current picture.
-        results: that it adds to the history at most.
+        results: number of results that it adds to the history at most.
         kind: RUN or LIVE.
     """
 
@@ -80,8 +80,8 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     """Queue a run, and yield its progress; the last one has the result or the seconds.
 
     Args:
-        state: whose worker runs it.
-        session: which no other work can use meanwhile.
+        state: the app's state, whose worker runs it.
+        session: the session, which no other work can use meanwhile.
         run: the work.
 
     Raises:
@@ -186,7 +186,7 @@ def check_room(history: History, results: int) -> None:
 
 
 def part_of(on_step: OnStep, index: int, count: int) -> OnStep:
-    """What one of several runs of alike lengths tells, as a part of all of them."""
+    """Return an `OnStep` that tells one of several runs of alike lengths as a part of all of them."""
     return lambda i, n, picture: on_step(index * n + i, count * n, picture)
 
 

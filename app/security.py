@@ -1,7 +1,7 @@
 """The guard of the server: which requests pass, by which route, and with what.
 
-A request that names a host of others, comes from another site's page, lacks the token, carries a path or an address,
-or calls an event with other arguments than it takes is refused before it reaches gradio. Knows HTTP and
+A request is refused before it reaches gradio if it names a host of others or comes from another site's page. So is one
+that lacks the token, carries a path or an address, or calls an event with other arguments than it takes. Knows HTTP and
 the folder of uploads; neither gradio's insides nor the editor.
 """
 
@@ -30,7 +30,7 @@ MAX_UPLOAD_BYTES, MAX_BODY_BYTES, MAX_PROGRAM_BYTES = 257 << 20, 4 << 20, 96 << 
 """Bytes of one request: with files, without, and to routes whose JSON or form holds a picture and a mask."""
 
 _MAX_NAME_BYTES = 255
-"""Of one part of a path; file systems take no more."""
+"""Limit in bytes of one part of a path; file systems take no more."""
 
 COOKIE = "fisedit-token"
 _API = "/gradio_api/"
@@ -158,8 +158,10 @@ class RequestGuard:
         return compare_digest(given.encode(), self.token.encode())
 
     async def _read_body(self, request: Request) -> tuple[Scope, bytes]:
-        """A request as it is passed on: its JSON, in which every file is one that was uploaded here, to an event that
-        takes it, with its arguments in order."""
+        """Return a request as it is passed on, and its JSON as bytes.
+
+        Every file in it is one that was uploaded here, to an event that takes it, with its arguments in order.
+        """
         body = await request.body()
         try:
             value = json.loads(body)

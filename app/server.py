@@ -52,11 +52,11 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Address:
-    """Where the app listens, and by which names.
+    """The socket that the app listens on, and the names that it answers to.
 
     Args:
         listener: a bound socket.
-        host: as it was given.
+        host: name or address as it was given.
         token: what every request must know; "" for none.
         hosts: names and addresses that requests may call this machine by.
     """
@@ -68,7 +68,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser."""
         host, port = self.host, self.listener.getsockname()[1]
         name = f"[{host}]" if ":" in host else {"0.0.0.0": socket.gethostname()}.get(host, host)  # noqa: S104
         return f"http://{name}:{port}/" + (f"?token={self.token}" if self.token else "")
@@ -131,7 +131,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 @contextmanager
 def environment(*, offline: bool) -> Iterator[Path]:
-    """What gradio, the hub and Pillow go by, set before they are imported; yields the folder that uploads lie in.
+    """Set what gradio, the hub and Pillow go by, before they are imported; yields the folder that uploads lie in.
 
     Raises:
         InputError: gradio is not installed.
@@ -177,7 +177,7 @@ def make_server(
     """A server of the routes for programs and the page; `run([address.listener])` answers until it is stopped.
 
     Args:
-        state: whose models and sessions are served.
+        state: the app's state, whose models and sessions are served.
         address: from `listen`.
         page: None to serve programs alone.
     """
@@ -200,7 +200,7 @@ def application(state: AppState, address: Address, page: ServedPage | None = Non
     """The routes for programs and the page behind their request guard, as an ASGI application.
 
     Args:
-        state: whose models and sessions are served.
+        state: the app's state, whose models and sessions are served.
         address: from `listen`.
         page: None to serve programs alone.
     """

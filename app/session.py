@@ -44,7 +44,7 @@ _BRIEF_WORK_TIMEOUT = 10.0
 
 
 class WorkKind(Enum):
-    """What goes on in a session: a run, refused to others; brief work, waited for; a live edit, which gives way."""
+    """The kind of work in a session: a run, refused to others; brief work, waited for; a live edit, which gives way."""
 
     RUN = "run"
     BRIEF = "brief"
@@ -67,7 +67,7 @@ class LiveEdit:
     """An edit that was drawn while its prompt was typed, beside the current picture.
 
     Args:
-        result_id: of its result, which the history has until another one takes its place.
+        result_id: id of its result, which the history has until another one takes its place.
         key: what it was asked for by.
     """
 
@@ -80,7 +80,7 @@ class Session:
 
     Args:
         pool: the models that are offered.
-        folder: of this session alone, named by its key.
+        folder: folder of this session alone, named by its key.
         out: folder of the files that the user's browser fetches.
 
     Attributes:
@@ -125,7 +125,7 @@ class Session:
         return self.models[self.history.lineage(result.id)[0].id]
 
     def metadata(self, result: EditResult) -> Metadata:
-        """How a result was made, for its picture's file."""
+        """Return how a result was made, for its picture's file."""
         lineage = self.history.lineage(result.id)
         return provenance.to_metadata(
             provenance.make_origin(lineage, self.model_name(result), self._pool.dtype, self._pool.device)
@@ -161,17 +161,17 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether no work goes on here."""
+        """True if no work goes on here."""
         return not self._work.locked()
 
     @property
     def running(self) -> bool:
-        """Whether a run goes on here, or waits for the worker."""
+        """True if a run goes on here, or waits for the worker."""
         return not self.idle and self._kind is WorkKind.RUN
 
     @property
     def stopping(self) -> bool:
-        """Whether the work that goes on here was asked to end."""
+        """True if the work that goes on here was asked to end."""
         return self._stop.is_set()
 
     def stop(self) -> None:
@@ -193,7 +193,7 @@ class Session:
         """Stop a live edit that is being drawn before its next step; other work goes on.
 
         Args:
-            except_prompt: of which a live edit is not stopped.
+            except_prompt: prompt of which a live edit is not stopped.
         """
         asked = self.live_request.prompt if self.live_request else None
         if not self.idle and self._kind is WorkKind.LIVE and (except_prompt is None or asked != except_prompt):
@@ -210,7 +210,7 @@ class Session:
         It waits for brief work and for a live edit, at most 10 seconds.
 
         Args:
-            kind: of the work.
+            kind: kind of the work.
             stops_live: whether a live edit is stopped; else it is waited for.
 
         Raises:
@@ -277,8 +277,9 @@ class Session:
             self.folder.replace(self.folder.with_name(f"{self.key}.{secrets.token_hex(4)}"))
 
     def load(self, other: SessionStore) -> None:
-        """Load a saved session from another folder instead of what is here, on disk too; pictures of models that are
-        not offered can be looked at.
+        """Load a saved session from another folder instead of what is here, on disk too.
+
+        Pictures of models that are not offered can be looked at.
 
         Raises:
             SessionError: a damaged one. All is as it was then.
@@ -306,8 +307,10 @@ class Session:
         self.last_preview, self.measured, self.live, self.live_request = None, {}, None, None
 
     def park(self) -> None:
-        """Write what was recorded with sources into the session's folder, if the disk has room for it and no work goes
-        on here, so that its next edit need not make them again."""
+        """Write what was recorded with sources into the session's folder, so that its next edit need not make it again.
+
+        Nothing is written where the disk has no room for it, or where work goes on here.
+        """
         if not self._work.acquire(blocking=False):
             return
         try:

@@ -60,7 +60,7 @@ class SessionEvents(PageEvents):
         """Show the changed words of a prompt, and before the first picture those that the model does not know.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: the new prompt.
             chosen: words that are selected to find the mask by.
             model: label of the model that is selected for new pictures.
@@ -75,9 +75,9 @@ class SessionEvents(PageEvents):
         """Predict where an edit would change the picture, and its cost.
 
         Args:
-            request: of the page.
+            request: the page's request.
             prompt: what the picture should show.
-            values: of the further `PageComponents.edit_inputs`.
+            values: values of the further `PageComponents.edit_inputs`.
         """
         page, session = self.page, None
         try:

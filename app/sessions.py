@@ -1,7 +1,7 @@
 """All users' sessions over the shared models, and the worker that runs them.
 
-A caller is identified by the name of its connection (gradio's session hash); a session by its secret key, so that a
-page finds it after a reload. Knows models and folders; neither gradio nor pages.
+A caller is identified by the name of its connection (gradio's session hash). A session is identified by its secret key,
+so that a page finds it after a reload. Knows models and folders; neither gradio nor pages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CALLERS = 64
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """What a picture is made with.
+    """The model and the LoRAs that a picture is made with.
 
     Args:
         model: an offered one.
@@ -70,7 +70,7 @@ class AppState:
         folder: where sessions are stored, each in a folder of its own; None for a temporary one, which `close` removes.
 
     Attributes:
-        feature_bytes: limit in bytes of the recorded features of all sessions together; beyond it those of the session
+        feature_bytes: limit in bytes of the recorded features of all sessions together. Beyond it those of the session
             that has been idle longest are dropped, and rebuilt when an edit needs them.
     """
 
@@ -132,11 +132,11 @@ class AppState:
         self._closing.close()
 
     def select(self, settings: SourceSettings) -> ModelChoice:
-        """What a new picture is made with. Raises InputError for what is not offered."""
+        """Return the model and LoRAs of a new picture. Raises InputError for what is not offered."""
         return ModelChoice(self.pool.select(settings.model), self.pool.loras.select(settings.loras))
 
     def select_recorded(self, session: Session, result: EditResult) -> ModelChoice:
-        """What a picture was made with, and its edits are. Raises SessionError for what is not offered."""
+        """Return the model and LoRAs of a picture and of its edits. Raises SessionError for what is not offered."""
         model = self.pool.require(session.model_name(result))
         return ModelChoice(model, self.pool.loras.select_recorded(result.config.loras))
 
@@ -214,8 +214,10 @@ class AppState:
                 self._sessions[key].stop_unseen()
 
     def limit_memory(self) -> None:
-        """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound; then
-        put idle sessions on disk until their pictures are."""
+        """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound.
+
+        Then put idle sessions on disk until their pictures are within their bound too.
+        """
         with self._lock:
             self._limit_pictures()
             held = {session: session.recorded_bytes for session in self._sessions.values()}
@@ -249,11 +251,11 @@ class AppState:
             self._parking.pop(key, None)
 
     def _is_kept(self, key: str) -> bool:
-        """Whether a session outlives the app."""
+        """Return whether a session outlives the app."""
         return self.folder.parent != self._temporary and key not in self._of_programs
 
     def _folder(self, key: str) -> Path:
-        """Where a session's pictures lie."""
+        """Return the folder of a session's pictures."""
         return (self._temporary / "programs" if key in self._of_programs else self.folder) / key
 
     def __len__(self) -> int:
@@ -299,7 +301,7 @@ class AppState:
         loading.set_result(session)
 
     def _exists(self, key: str) -> bool:
-        """Whether a key is that of a session in memory or on disk."""
+        """Return whether a key is that of a session in memory or on disk."""
         if not _KEY.fullmatch(key):
             return False
         return key in self._sessions or key in self._loading or key in self._of_programs or self._folder(key).is_dir()

@@ -1,4 +1,4 @@
-"""What the page's components show of a session, as gradio updates. Knows components and sessions; starts no work."""
+"""The state of a session in the page's components, as gradio updates. Knows components and sessions; starts no work."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PageUpdates:
         return {} if self.pool.detector is None else {self.page.things: gr.update(choices=[], value=[])}
 
     def buttons(self, session: Session, *, busy: bool = False) -> Updates:
-        """What may be pressed."""
+        """Enable the buttons that may be pressed, and disable the others."""
         page, history = self.page, session.history
         some = bool(len(history)) and not busy
         child = some and history.current.parent is not None
@@ -115,12 +115,12 @@ class PageUpdates:
         return updates | {page.stop: gr.update(value="Stop", interactive=True, visible=busy)}
 
     def unchanged(self, session: Session | None, status: str) -> Updates:
-        """After a run without a result: all as it was, and why."""
+        """Return the updates after a run without a result: all as it was, and why."""
         buttons = self.buttons(session) if session else {}
         return {**buttons, self.page.stage: gr.update(live=""), self.page.status: status}
 
     def estimate(self, edit: EditEstimate, *, all_pieces: bool) -> Updates:
-        """Where an edit would paint; `all_pieces` is whether no single piece is chosen."""
+        """Show where an edit would paint; `all_pieces` is whether no single piece is chosen."""
         page = self.page
         pieces = [ALL_PIECES] + [(f"{n + 1}. from the left", str(n)) for n in range(edit.preview.pieces)]
         return {
@@ -132,7 +132,7 @@ class PageUpdates:
         }
 
     def things(self, found: Sequence[Detection]) -> Updates:
-        """What a detector found, to be chosen from; the best alone is chosen."""
+        """Show the things that a detector found, to be chosen from; the best alone is chosen."""
         page, best = self.page, max(range(len(found)), key=lambda i: found[i].score, default=None)
         choices = [(f"{i + 1}. {each.label or 'thing'}, {each.score:.0%}", str(i)) for i, each in enumerate(found)]
         note = "" if found else html.message("The detector found nothing in this picture.")
@@ -142,11 +142,12 @@ class PageUpdates:
         }
 
     def words(self, session: Session, prompt: str, chosen: list[str] | None, model: str) -> Updates:
-        """The words of a new prompt that differ from the current one, those that the model does not know, those that
-        can be chosen, and the number of tokens.
+        """The words of a new prompt that differ from the current one, and those that the model does not know.
+
+        With them come those that can be chosen, and the number of tokens.
 
         Args:
-            session: whose current prompt is compared; without one, words are named that the model does not know.
+            session: the session whose prompt is compared; without one, words are named that the model does not know.
             prompt: the new prompt.
             chosen: words that are selected; those of neither prompt are dropped.
             model: label of the model that is selected for new pictures.

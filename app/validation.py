@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1024), (-16, 16)
 DRAWN_SEEDS, PAGE_SEEDS = 2**32, (0, 2**53 - 1)
-"""How many seeds are drawn of, and those that a browser's numbers hold exactly; others come by JSON."""
+"""Number of seeds that are drawn of, and the seeds that a browser's numbers hold exactly; others come by JSON."""
 
 LORA_SCALE, REFERENCE_SCALE, STRENGTH = (-2.0, 2.0), (0.0, 2.0), (0.0, 1.0)
 FEATHER, EXTENSION = (0, 16), (0, 1024)
@@ -49,12 +49,12 @@ class Busy(FisEditError):
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """How a source is made.
+    """The settings of a source.
 
     Args:
         steps: denoising steps, 1 to 150.
         guidance: scale of classifier-free guidance, 0 to 30; None for the model's own.
-        seed: of the first noise, 0 to 2**63 - 1.
+        seed: seed of the first noise, 0 to 2**63 - 1.
         width: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
         height: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
         scheduler: a `SchedulerName`.
@@ -80,7 +80,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, eq=False)
 class RegionSettings:
-    """Where an edit may paint, and how much of it.
+    """The place where an edit may paint, and how much of it.
 
     Args:
         words: use only these words of either prompt; () for the changed ones.
@@ -91,7 +91,7 @@ class RegionSettings:
         only: whether the edit paints what `add` and `inside` mark and nothing else.
         strength: share of the steps to run, above 0 to 1; less keeps more of what was there.
         quality: how near the edit comes to a dense one, for its time.
-        seed: of other noise in the region, 0 to 2**63 - 1; None for the picture's.
+        seed: seed of other noise in the region, 0 to 2**63 - 1; None for the picture's.
         feather: latent cells of a soft border inside it, 0 to 16.
         region: what is meant as a whole, instead of words, instance and `add`; None for those.
         regions: each with a prompt of its own, at most 16, instead of all of those; () for one prompt.
@@ -120,7 +120,10 @@ class RegionSettings:
 
     @property
     def marked(self) -> Region | None:
-        """What `add`, points and a detector mark; None for nothing. Strokes grow only where nothing else is edited."""
+        """The region that `add`, points and a detector mark; None for nothing.
+
+        Strokes grow only where nothing else is edited.
+        """
         marks = [] if self.add is None else [Region.mask(self.add).grow(self.grow if self.only else 0)]
         marks += [Region.points(*self.inside, outside=self.outside).grow(self.grow)] if self.inside else []
         marks += [] if self.found is None else [self.found.grow(self.grow)]
@@ -133,7 +136,7 @@ class AdapterPicture:
 
     Args:
         picture: its file's bytes; b"" with `edges` for the picture that is edited.
-        scale: of the adapters, 0 to 2.
+        scale: scale of the adapters, 0 to 2.
         edges: adapters read the picture's edges.
     """
 
@@ -144,7 +147,7 @@ class AdapterPicture:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What adapters read.
+    """The pictures and the drive that adapters read.
 
     Args:
         reference: the picture whose appearance is taken, or None.
@@ -184,7 +187,7 @@ def apply_lora_tags(prompt: str, settings: SourceSettings) -> tuple[str, SourceS
     """A prompt without its tags of LoRAs, `<lora:label:0.8>`, and settings that apply them.
 
     Args:
-        prompt: as it was given.
+        prompt: the prompt as it was given.
         settings: the others.
 
     Raises:
@@ -285,7 +288,7 @@ def decode_adapter_picture(picture: AdapterPicture, name: str) -> Image | None:
     """A picture that adapters read, or its edges; None for the edges of the picture that is edited.
 
     Args:
-        picture: as it was given.
+        picture: the picture as it was given.
         name: "reference" or "control".
 
     Raises:

@@ -39,8 +39,8 @@ def vary(
     Stopped, those that are finished stay.
 
     Args:
-        state: whose worker runs it.
-        session: whose current picture is edited.
+        state: the app's state, whose worker runs it.
+        session: the session whose current picture is edited.
         prompt: what the picture should show.
         region: where the edits may change the picture; None for the changed words' mask.
         conditions: what adapters read.

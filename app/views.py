@@ -27,7 +27,7 @@ MAX_STROKES_CHARACTERS = 1 << 20
 """Greatest length of painted strokes as a data URL."""
 
 _COLOURS = {"add": (255, 64, 96), "protect": (48, 112, 255), "pick": (0, 176, 80), "unpick": (255, 170, 0)}
-"""Of strokes, as the page's script has them."""
+"""Colours of strokes, as the page's script has them."""
 
 _MAX_DOTS = 64
 _LINE_BREAK = re.compile(r"[ \t]*[\r\n]+[ \t]*")
@@ -61,7 +61,7 @@ def mask_image(mask: EditMask, size: tuple[int, int], crop: Box | None) -> Image
     """A mask as grey levels: of the canvas, or where that shows a part of a picture alone, of the picture.
 
     Args:
-        mask: of an edit.
+        mask: mask of an edit.
         size: width and height of the picture in pixels.
         crop: the part of it that is on the canvas; None for all of it.
     """
@@ -78,9 +78,9 @@ def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
     """A mask to lay over its picture, as a data URL: tinted inside, with an outline; clear outside; "" for none.
 
     Args:
-        mask: of an edit.
+        mask: mask of an edit.
         size: width and height of the picture in pixels.
-        crop: as in `mask_image`.
+        crop: the part of it that is on the canvas, as in `mask_image`.
     """
     if not mask.grid.any():
         return ""
@@ -93,12 +93,12 @@ def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
 
 
 def border(mask: EditMask | None, size: tuple[int, int], crop: Box | None) -> float:
-    """Where before and after meet at first, as a percentage from the left: half of the mask lies on either side.
+    """Return where before and after meet at first, in percent from the left: half of the mask lies on either side.
 
     Args:
-        mask: of an edit, or None.
+        mask: mask of an edit, or None.
         size: width and height of the picture in pixels.
-        crop: as in `mask_image`.
+        crop: the part of it that is on the canvas, as in `mask_image`.
     """
     if mask is None or not mask.grid.any():
         return 50.0
@@ -113,10 +113,10 @@ def preview_overlay(
     """A preview, or a picture of the canvas, as a data URL; inside the mask alone where there is one of its shape.
 
     Args:
-        preview: of one pixel per cell, or larger.
-        mask: of the edit, or None.
+        preview: a picture of one pixel per cell, or larger.
+        mask: mask of the edit, or None.
         size: width and height of the picture in pixels; needed with a crop.
-        crop: as in `mask_image`.
+        crop: the part of it that is on the canvas, as in `mask_image`.
     """
     if crop is not None and size is not None:
         if mask is not None and mask.grid.any():
@@ -155,13 +155,13 @@ def _on_screen(size: tuple[int, int], box: Box) -> tuple[tuple[int, int], Box]:
 
 @dataclass(frozen=True, eq=False)
 class Strokes:
-    """What was marked on the stage.
+    """The marks on the stage.
 
     Args:
         add: a picture of a size, white where an edit may go; None for nowhere.
         protect: likewise, where it never may.
         inside: (x, y) in pixels of that size, of things that an edit may paint.
-        outside: of things that it may not.
+        outside: those of things that it may not.
     """
 
     add: Image.Image | None = None
@@ -171,7 +171,7 @@ class Strokes:
 
 
 def decode_strokes(data_url: str, size: tuple[int, int]) -> Strokes:
-    """What was marked, from the stage's picture of it.
+    """Read what was marked from the stage's picture of it.
 
     Args:
         data_url: a PNG as a data URL, in the colours of `_COLOURS`, clear elsewhere; "" for none.

@@ -105,7 +105,7 @@ class WebuiApi:
         return {}
 
     def progress(self, skip_current_image: bool = False) -> dict[str, Any]:
-        """How far the run is that told of itself last."""
+        """Return the progress of the run that told of itself last."""
         now = self._pictures.progress
         step, steps = (now.step, now.steps) if now else (0, 0)
         picture = now.picture if now and not skip_current_image else None
@@ -187,7 +187,7 @@ class WebuiApi:
 
 
 def _is_random(seed: object) -> bool:
-    """Whether a seed asks for a new one."""
+    """Return whether a seed asks for a new one."""
     return seed in (None, "", -1)
 
 
@@ -236,7 +236,7 @@ def _decode(text: object, what: str) -> bytes:
 
 
 def _mask(given: Obeyed, size: tuple[int, int]) -> Image.Image:
-    """Where an img2img may change the picture: its mask, of the picture's size, or everywhere.
+    """Return where an img2img may change the picture: its mask, of the picture's size, or everywhere.
 
     Raises:
         InputError: no picture, or one that marks nothing.

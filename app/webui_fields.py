@@ -16,7 +16,7 @@ _SIZE = "an edit has its picture's size"
 
 
 def _are_idle(scripts: object) -> bool:
-    """Whether no script of `alwayson_scripts` is on: without arguments, or with all of them off."""
+    """Return whether no script of `alwayson_scripts` is on: without arguments, or with all of them off."""
     return not scripts or (isinstance(scripts, dict) and all(map(_is_idle, scripts.values())))
 
 

@@ -82,25 +82,27 @@ class InferenceWorker:
 
         Args:
             name: identifies the function; one that is already queued under this name is kept.
-            function: gets a function that returns whether jobs are waiting, on which it must return at once; returns
+            function: gets a function that returns whether jobs are waiting, on which it must return at once. It returns
                 whether it is done, else it is called again once the worker is idle.
         """
         with self._changed:
             self._idle.setdefault(name, function)
 
     def call(self, function: Callable[[], T], *, brief: bool = False) -> T:
-        """What a function, which uses no model's weights, returns or raises on the worker's thread; `brief` as in
-        `submit`."""
+        """Run a function, which uses no model's weights, on the worker's thread, and return or raise what it does.
+
+        `brief` as in `submit`.
+        """
         return self.submit(function, brief=brief).outcome.result()
 
     def jobs_ahead(self, job: InferenceJob[Any]) -> int:
-        """How many runs come before a waiting one, the running one included; 0 once it has begun."""
+        """Return the number of runs before a waiting one, the running one included; 0 once it has begun."""
         with self._changed:
             waiting = [other for other in self._waiting if not other.outcome.cancelled()]
             return waiting.index(job) + (self._running is not None) if job in waiting else 0
 
     def brief_result(self, job: InferenceJob[T], timeout: float) -> T:
-        """What a brief job returns or raises.
+        """Return or raise the outcome of a brief job.
 
         Args:
             job: a brief one that was submitted.

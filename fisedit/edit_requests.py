@@ -59,12 +59,12 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Repaint:
-    """How much of a run an edit repeats inside its mask, and with which noise.
+    """The share of a run that an edit repeats inside its mask, and its noise.
 
     Args:
         strength: share of the steps to run, above 0 to 1, from the last.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
-        seed: of the noise; None for the picture's.
+        seed: seed of the noise; None for the picture's.
         erases: cells inside do not attend to one another, so that what is around them grows in.
     """
 
@@ -79,7 +79,7 @@ class EditRequest:
     """A picture to be made: generated, opened or edited. Checked when it is built.
 
     Args:
-        config: of the picture; of an edit, its parent's with the new prompt, and with a seed of its own if it has one.
+        config: config of the picture; that of an edit is its parent's with the new prompt, and perhaps its own seed.
         script: what the prompt changes.
         parent: the result to edit; None for a source.
         picture: an opened picture, upright; None for a generated one.
@@ -89,7 +89,7 @@ class EditRequest:
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         on_step: called before every step with (i, n, preview).
         verify: check a predicted mask for drift.
-        erases: as in `Repaint`.
+        erases: whether cells inside the mask do not attend to one another, as in `Repaint`.
         regional: regions whose cells read a prompt of their own; the first that holds a cell counts.
         is_frame: it is computed with other frames of a clip, sparsely in every step.
         stopwatch: takes the seconds of every stage.
@@ -168,12 +168,12 @@ class EditRequest:
 
     @property
     def new_noise(self) -> bool:
-        """Whether the edit begins with the noise of another seed than its parent's inside the mask."""
+        """Return whether the edit begins with the noise of another seed than its parent's inside the mask."""
         return self.parent is not None and self.config.seed != self.parent.config.seed
 
     @property
     def unchanged_reason(self) -> str:
-        """Why the parent's picture is the answer, or ""."""
+        """Return why the parent's picture is the answer, or ""."""
         assert self.parent is not None
         if self.regional or self.is_frame:
             return ""
@@ -218,7 +218,7 @@ class EditRequests(ABC):
     """Makes requests of a history's next picture.
 
     Args:
-        engine: whose model reads words and pictures.
+        engine: the engine whose model reads words and pictures.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -234,7 +234,7 @@ class EditRequests(ABC):
         """
 
     def diff(self, old: str, new: str) -> EditScript:
-        """What changes from one prompt to another."""
+        """Return the changes from one prompt to another."""
         return diff_prompts(old, new, self.engine.pipe.tokenizer)
 
     @_naming_references
@@ -249,7 +249,7 @@ class EditRequests(ABC):
         """The request for a source, with the model's LoRAs as they are now.
 
         Args:
-            config: of the source.
+            config: config of the source.
             picture: an opened picture, upright; None for a generated one.
             conditions: what adapters read, by `REFERENCE`, `CONTROL` and `DRIVE`, or None.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -289,9 +289,9 @@ class EditRequests(ABC):
         """The request for an edit of the current result, checked as a whole.
 
         Args:
-            prompt: of the edit.
+            prompt: prompt of the edit.
             region: where to edit; None for where the changed words say.
-            growth: as in `Editor.edit`, or the quality that decides it.
+            growth: latent cells computed beyond the mask, as in `Editor.edit`, or the quality that decides it.
             repaint: how much of the run is repeated, and with which noise; None for all of it with the picture's.
             verify: check a predicted mask for drift.
             conditions: what adapters read, by `REFERENCE`, `CONTROL` and `DRIVE`; that of the edited picture, or of the
@@ -341,7 +341,7 @@ class EditRequests(ABC):
         """The request for what a dense run makes of a result's config.
 
         Args:
-            result: of the history.
+            result: a result of the history.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -352,7 +352,7 @@ class EditRequests(ABC):
         return EditRequest(result.config, result.diff, result, on_step=on_step)
 
     def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
-        """Where a config's control pictures differ from those of the edited picture, a cell around it too."""
+        """Return where a config's control pictures differ from the edited picture's, a cell around it too."""
         left, top, right, bottom = config.crop or (0, 0, *parent.size)
         changed = self.engine.references.changed_control(parent.config.like, config.like, (right - left, bottom - top))
         if changed is None:
@@ -372,12 +372,13 @@ class EditRequests(ABC):
         given: Mapping[str, object],
         size: tuple[int, int] | None,
     ) -> tuple[AdapterReference, ...]:
-        """What adapters read: what is given, and where that is None, the source's look and the parent's control and
-        drive. A control of the picture's size is cut as the picture is.
+        """Return what adapters read: what is given, or else the source's look and the parent's control and drive.
+
+        A control of the picture's size is cut as the picture is.
 
         Args:
             source: the chain's.
-            parent: of the edited picture.
+            parent: config of the edited picture.
             given: by `REFERENCE`, `CONTROL` and `DRIVE`.
             size: width and height of the picture; None where it is generated.
         """
@@ -417,7 +418,7 @@ class EditRequests(ABC):
 
 
 def diff_prompts(old: str, new: str, tokenizer: Tokenizer) -> EditScript:
-    """What changes from one prompt to another.
+    """Return the changes from one prompt to another.
 
     Args:
         old: the source's prompt; "" for a source without one.

@@ -71,11 +71,12 @@ class Cancelled(FisEditError):
 
 
 def as_text(value: object, letters: int = 80) -> str:
-    """What was got, for a message: on one line, and cut.
+    """Return a value as text for a message: on one line, and cut.
 
     Args:
-        value: of any type; one that Python refuses to print, as a whole number of 5000 digits, is told by its type.
-        letters: of the text at most.
+        value: a value of any type; one that Python refuses to print, as a whole number of 5000 digits, is told by its
+            type.
+        letters: length of the text at most.
     """
     try:
         text = " ".join(repr(value).split())

@@ -48,7 +48,7 @@ class EditResult:
 
     @property
     def canvas(self) -> Image:
-        """What the model painted: RGB, of the config's width and height."""
+        """The picture that the model painted: RGB, of the config's width and height."""
         return self.painted or self.image
 
     @property
@@ -227,7 +227,7 @@ class History(Sequence[EditResult]):
         return self.redo_id
 
     def lineage(self, result_id: str) -> list[EditResult]:
-        """From the source to the result."""
+        """Return the results from the source to this one."""
         results = [self._results[result_id]]
         while (parent := results[-1].parent) is not None:
             results.append(self._results[parent])
@@ -238,7 +238,7 @@ class History(Sequence[EditResult]):
     @overload
     def __getitem__(self, index: slice) -> list[EditResult]: ...
     def __getitem__(self, index: int | slice) -> EditResult | list[EditResult]:
-        """By order of making."""
+        """Return results by their order of making."""
         return list(self._results.values())[index]
 
     def __len__(self) -> int:
@@ -246,5 +246,5 @@ class History(Sequence[EditResult]):
         return len(self._results)
 
     def __iter__(self) -> Iterator[EditResult]:
-        """In the order of making."""
+        """Iterate over the results in the order of making."""
         return iter(self._results.values())

@@ -65,8 +65,8 @@ class EditPipeline(Renderer):
         """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
 
         Raises:
-            ModelError: the parts of the pipeline differ in dtype or device, one was taken out, or a file that weights
-                are mapped from was written to.
+            ModelError: the pipeline's parts differ in dtype or device, one was taken out, or a file that weights are
+                mapped from was written to.
         """
         pipe = self.engine.pipe
         if pipe.unet is not self.engine.executor.unet:
@@ -95,7 +95,7 @@ class EditPipeline(Renderer):
         return call()
 
     def plan(self, request: EditRequest) -> EditPlan:
-        """Where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
+        """Plan where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
         return self.again_if_damaged(request, partial(self._plan, request))
 
     @default_torch_state()
@@ -141,7 +141,7 @@ class EditPipeline(Renderer):
 
         Args:
             requests: edits of one result, planned alike: they differ in what adapters read.
-            pads: as in `References.clip_conditions`.
+            pads: pictures before the first frame and after the last, as in `References.clip_conditions`.
 
         Raises:
             MaskError: the region marks nothing, or the words concern the whole picture.
@@ -191,7 +191,7 @@ class EditPipeline(Renderer):
                     yield batch
 
     def pages(self) -> dict[str, list[Callable[[], bytes]]]:
-        """Of every source whose features are kept, what returns the bytes of each of their pages."""
+        """Return functions that return the bytes of each page, for every source whose features are kept."""
         self.refresh()  # which drops what another model recorded
         kept = [result.id for result in self.history if result.parent is None and result.id in self.cache]
         made_with = self._made_with() if kept else ""
@@ -211,7 +211,7 @@ class EditPipeline(Renderer):
                 self.cache.put(result_id, source.trajectory, source.decoder, base=None)
 
     def _made_with(self) -> str:
-        """What features were recorded with: weights, scheduler, encoding and kind of device."""
+        """Return what features were recorded with: weights, scheduler, encoding and kind of device."""
         pipe, encoding = self.engine.pipe, self.engine.encoding
         scheduler = json.dumps(dict(pipe.scheduler.config), sort_keys=True, default=str)
         return f"{weights_digest(pipe)} {scheduler} {tuple(encoding)} {self.engine.executor.device.type}"
@@ -226,8 +226,8 @@ class EditPipeline(Renderer):
         """Account for a picture, cache its trajectory and make it the current result.
 
         Args:
-            request: that was run.
-            plan: by which it was run.
+            request: the request that was run.
+            plan: the plan by which it was run.
             output: what was rendered.
         """
         trajectory, parent, image = output.trajectory, request.parent, output.image
@@ -285,11 +285,11 @@ class EditPipeline(Renderer):
             return self.history.add(result)
 
     def _model_notes(self, request: EditRequest) -> tuple[str, ...]:
-        """What the model's file says and is not obeyed, told with every source."""
+        """Return what the model's file says and is not obeyed, told with every source."""
         return () if request.parent else tuple(getattr(self.engine.pipe, "notes", ()))
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
-        """What so many steps cost; bytes and graphs aside."""
+        """Return the cost of so many steps; bytes and graphs aside."""
         costs, dilation = self.planner.costs(request.config), plan.dilation
         dense = dilation[plan.start :].count(DENSE_STEP) if dilation else steps
         return EditStats(
@@ -321,12 +321,12 @@ def _on_picture(request: EditRequest, plan: EditPlan, output: RenderOutput) -> I
 
 
 def _fills_clear_pixels(mask: EditMask) -> bool:
-    """Whether what is clear in a mask becomes opaque: where it was given, as words also find what is around a thing."""
+    """Return whether what is clear in a mask becomes opaque: where it was given, as words find what is around too."""
     return mask.source is MaskSource.GIVEN
 
 
 def _clear_notes(parent: EditResult, mask: EditMask) -> tuple[str, ...]:
-    """What became of the clear pixels of a picture that are in the mask of its edit."""
+    """Return notes on what became of the clear pixels of a picture that are in the mask of its edit."""
     picture = parent.image
     if picture.mode not in ("LA", "RGBA"):
         return ()
@@ -339,7 +339,7 @@ def _clear_notes(parent: EditResult, mask: EditMask) -> tuple[str, ...]:
 
 
 def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
-    """What the user should know of a picture."""
+    """Return what the user should know of a picture."""
     if request.parent is None:
         return _part_notes(request) + (file_notes(request.picture) if request.picture else ())
     notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
@@ -357,7 +357,7 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
 
 
 def _part_notes(request: EditRequest) -> tuple[str, ...]:
-    """That a part of an opened picture alone is on the canvas, and edits go there."""
+    """Return a note if a part of an opened picture alone is on the canvas, where edits go."""
     if request.picture is None or request.config.crop is None:
         return ()
     (width, height), (left, top, right, bottom) = request.picture.size, request.config.crop

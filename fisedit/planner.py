@@ -51,7 +51,7 @@ _LONG_MEMORIES = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class EditPlan:
-    """What was decided for a request.
+    """The decisions for a request.
 
     Args:
         mask: the cells that may change.
@@ -96,8 +96,10 @@ class EditPlan:
 
     @property
     def rim_allowed(self) -> BoolGrid:
-        """Cells [h, w] that may become a part of the mask since the edit shows there: beside one that is painted as a
-        whole, and not protected."""
+        """Cells [h, w] that may become a part of the mask since the edit shows there.
+
+        They lie beside a cell that is painted as a whole, and are not protected.
+        """
         whole, cells = self.mask.grid, self.mask.grid.shape
         if self.mask.pixels is not None:
             whole = whole & (cells_of_pixels(self.mask.pixels, cells, np.minimum) == WHOLE)
@@ -105,10 +107,10 @@ class EditPlan:
         return allowed if self.protected is None else allowed & ~self.protected
 
     def run(self, request: EditRequest) -> EditRun:
-        """How the request is computed by this plan.
+        """Return how the request is computed by this plan.
 
         Args:
-            request: that is planned.
+            request: the request that is planned.
         """
         structure = float(request.structure) if self.dilation else 0.0
         checked = self.check is not None
@@ -119,7 +121,7 @@ class Planner:
     """Plans on one engine; stateless between calls.
 
     Args:
-        engine: whose costs count, and whose attention is read.
+        engine: the engine whose costs count, and whose attention is read.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -197,7 +199,7 @@ class Planner:
         return self._with_drift_check(request, plan)
 
     def _adapter_notes(self, request: EditRequest, start: int) -> tuple[str, ...]:
-        """Which adapters of a picture or of its edit take no part in the steps that run."""
+        """Return notes on the adapters of a picture or of its edit that take no part in the steps that run."""
         config, loaded = request.config, self._engine.references.adapters
         before = request.parent.config.like if request.parent else ()
         gone = [entry.adapter for entry in before if entry.adapter not in loaded]
@@ -266,7 +268,7 @@ class Planner:
 
         Args:
             request: the edit.
-            plan: that was run until the drift was found.
+            plan: the plan that was run until the drift was found.
             drift: the larger mask, and the step.
         """
         costs, old_mask = self.costs(request.config, recorded=plan.recorded), plan.mask
@@ -295,7 +297,7 @@ class Planner:
         """Costs of a config.
 
         Args:
-            config: of the picture.
+            config: config of the picture.
             recorded: the source was made with the config's adapters, so that sparse steps read what it recorded.
         """
         return self._engine.costs(config, recorded=recorded)
@@ -304,8 +306,8 @@ class Planner:
         """Multiply-accumulates of a plan's run, probes included.
 
         Args:
-            request: that is planned.
-            plan: of the request.
+            request: the request that is planned.
+            plan: plan of the request.
         """
         costs, cells = self.costs(request.config, recorded=plan.recorded), self._cells(request, plan)
         run = (
@@ -319,8 +321,8 @@ class Planner:
         """Predicted seconds of a plan's run, probes included.
 
         Args:
-            request: that is planned.
-            plan: of the request.
+            request: the request that is planned.
+            plan: plan of the request.
 
         Returns:
             Seconds; None where this machine has no cost table.
@@ -332,8 +334,8 @@ class Planner:
         """Bytes of features that a plan's run will keep for later edits, about.
 
         Args:
-            request: that is planned.
-            plan: of the request.
+            request: the request that is planned.
+            plan: plan of the request.
         """
         if plan.skip_reason:
             return 0

@@ -51,7 +51,7 @@ class RenderOutput:
     """A rendered picture.
 
     Args:
-        trajectory: of its latents.
+        trajectory: trajectory of its latents.
         image: RGB, of the config's size.
         paint: the same before pixels that a mask takes in part are mixed.
         decoder: what its decode recorded.
@@ -82,7 +82,7 @@ class Renderer(EditRequests):
         pipe: the model.
         cache: for trajectories.
         graphs: whether edits want captured ones.
-        encoding: of recorded features.
+        encoding: encoding of recorded features.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Renderer(EditRequests):
         return [self.engine.run_dense(request.config, text, callback, blend_source, None, plan.start, inputs)]
 
     def _inpaint_inputs(self, request: EditRequest, plan: EditPlan) -> Tensor | None:
-        """What an inpainting UNet reads after the latents: all is masked in a source, the edit's mask in its parent."""
+        """Return what an inpainting UNet reads after latents: all masked in a source, the edit's mask in its parent."""
         if not is_inpainting(self.engine.pipe.unet):
             return None
         parent, grid = request.parent, plan.mask.grid
@@ -213,7 +213,7 @@ class Renderer(EditRequests):
 
     @default_torch_state()
     def render_dense(self, request: EditRequest) -> Image:
-        """What a dense run makes of a request from where its parent's trajectory begins; nothing is recorded."""
+        """Run a request densely from where its parent's trajectory begins; return the picture. Nothing is recorded."""
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
@@ -238,7 +238,7 @@ class Renderer(EditRequests):
         self.cache.put(result.id, output.trajectory, output.decoder, base=base)
 
     def source(self, request: EditRequest) -> tuple[Trajectory, DecoderCache]:
-        """What was recorded with the parent, after `restore`."""
+        """Return what was recorded with the parent, after `restore`."""
         assert request.parent is not None
         return self.cache.get(request.parent.id)
 
@@ -281,7 +281,7 @@ class Renderer(EditRequests):
 
 @torch.inference_mode()
 def _decoder_features(vae: AutoencoderKL, latents: Tensor) -> StepFeatures:
-    """What a dense decode recorded, made again."""
+    """Return the features that a dense decode recorded, made again."""
     features = decode(vae, latents)[1].features
     assert isinstance(features, StepFeatures)
     return features

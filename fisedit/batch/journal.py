@@ -36,8 +36,8 @@ class JournalEntry:
     Args:
         output: The output's name in the output folder.
         picture: The input's name in the input folder.
-        prompt: As in `BatchItem`.
-        source_prompt: As in `BatchItem`.
+        prompt: The prompt, as in `BatchItem`.
+        source_prompt: The input's prompt, as in `BatchItem`.
         key: Digest of everything that the output depends on; "" for a failure.
         sha256: SHA-256 of the output's bytes; "" for a failure.
         reason: The error; "" for an output.
@@ -161,7 +161,7 @@ class BatchJournal:
         self._add(entry)
 
     def has_written(self, output: str, sha256: str) -> bool:
-        """Whether any batch ever wrote this output with these bytes."""
+        """Return whether any batch ever wrote this output with these bytes."""
         return sha256 in self._written[output]
 
     def _parse(self, line: bytes) -> None:

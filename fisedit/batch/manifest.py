@@ -133,7 +133,7 @@ def _find_images(job: BatchJob, notes: list[str]) -> Iterator[str]:
 
 
 def _why_no_folder(path: Path, job: BatchJob) -> str:
-    """Why a folder inside is not looked into, in words; "" if it is."""
+    """Return why a folder inside is not looked into, in words; "" if it is."""
     if path.name.startswith("."):
         return "hidden folders left out"
     if path.is_symlink():
@@ -170,14 +170,14 @@ def _in(job: BatchJob, path: Path) -> str:
 
 
 def _is_image(path: Path) -> bool:
-    """Whether a file is to be edited: it has a picture's suffix, or holds one."""
+    """Return whether a file is to be edited: it has a picture's suffix, or holds one."""
     if path.name.startswith(".") or path.suffix.lower() in (*_UNREADABLE, *_TEXTS):
         return False
     return path.suffix.lower() in SUFFIXES or file_kind(path) not in ("", OTHER)
 
 
 def _why_no_image(path: Path, job: BatchJob) -> str:
-    """Why a file is left out, in words; "" for what nobody takes for an input."""
+    """Return why a file is left out, in words; "" for what nobody takes for an input."""
     if path.is_symlink() and not path.exists():
         return "links to nowhere left out"
     kind = file_kind(path)
@@ -236,7 +236,7 @@ def _make_item(
 
 
 def _file_problem(path: Path, what: str) -> str:
-    """Why a path cannot be read as a file, or ""; nothing is opened."""
+    """Return why a path cannot be read as a file, or ""; nothing is opened."""
     try:
         mode = path.stat().st_mode
     except OSError as error:

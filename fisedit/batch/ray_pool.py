@@ -140,7 +140,7 @@ class RemoteWorker:
         return None
 
     def process(self, item: BatchItem) -> ItemOutput | ItemFailure:
-        """As `BatchWorker.process`."""
+        """Process an item as `BatchWorker.process` does."""
         return self._worker.process(item)
 
 

@@ -161,7 +161,7 @@ def remove_partial_files(items: Iterable[BatchItem]) -> None:
 
 
 def _path_problem(path: Path) -> str:
-    """Why no file can have this path, or ""; one that is missing can be written."""
+    """Return why no file can have this path, or ""; one that is missing can be written."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -121,7 +121,7 @@ def run_batch(
 
 
 def _model_identity(settings: BatchSettings) -> str:
-    """Of the model's files, and of those of what detects things, of LoRAs and of adapters, as far as they are here."""
+    """Return the identity of the files of the model, the detector, LoRAs and adapters, as far as they are here."""
     own, adapters = model_digest(settings.model, local_files_only=settings.local_files_only), settings.adapters
     named = [settings.detect]
     if settings.loras:
@@ -137,7 +137,7 @@ def _model_identity(settings: BatchSettings) -> str:
 
 
 def _file_identity(name: str) -> str:
-    """Of a folder's or a file's contents; "" where there is none."""
+    """Return the identity of a folder's or a file's contents; "" where there is none."""
     path = demo_adapter_folder(name) if name in DEMO_ADAPTERS else expand_home(name)
     if name and path.is_dir():
         return model_digest(path, local_files_only=True)

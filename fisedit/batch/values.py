@@ -27,14 +27,14 @@ class OutputFormat(StrEnum):
 
 
 class OnError(StrEnum):
-    """What a run does after an item failed."""
+    """The course of a run after an item failed."""
 
     SKIP = "skip"
     STOP = "stop"
 
 
 class ExecutorKind(StrEnum):
-    """Where workers run."""
+    """The kind of executor: the place where workers run."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -83,7 +83,7 @@ class BatchAdapters:
     """Adapters of every edit, and the pictures that they read.
 
     Args:
-        sources: Of the adapters, as `Editor.load_adapter` takes them.
+        sources: Sources of the adapters, as `Editor.load_adapter` takes them.
         uses: How each takes part.
         image_encoder: Folder of an IP-Adapter's image encoder, "" for the one beside its file.
         reference: File of the picture whose look is taken, or "".
@@ -132,11 +132,11 @@ class BatchSettings:
         metadata: Whether outputs say how they were made.
         quality: How near edits come to dense ones, one of `fisedit.values.Quality`.
         detect: What finds the things to edit, as `mask_providers.open_provider` takes it; "" for masks and words.
-        labels: Of the things to edit; () for all.
+        labels: Labels of the things to edit; () for all.
         threshold: Score from which a thing counts, 0 to 1.
         instance: "all", "largest", or the number of one thing, counted from the left and from 0.
-        adapters: That condition every edit by pictures, or None.
-        loras: That change what is painted, as `Editor.load_lora` takes them, each with its scale.
+        adapters: Adapters that condition every edit by pictures, or None.
+        loras: LoRAs that change what is painted, as `Editor.load_lora` takes them, each with its scale.
     """
 
     model: str = "demo"

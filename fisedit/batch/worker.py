@@ -61,7 +61,7 @@ class _OpenedSource:
     editor: Editor
     result: EditResult
     mask: Path | None = None
-    """By which a part of the picture was opened; None for the whole."""
+    """The mask by which a part of the picture was opened; None for the whole."""
 
 
 class BatchWorker:
@@ -316,7 +316,7 @@ def _encode(
 
 
 def _may_keep(item: BatchItem, picture: images.DecodedImage, *, metadata: bool) -> bool:
-    """Whether an unchanged output may be its input's bytes: of its format, and silent on its making if asked."""
+    """Return whether an unchanged output may be its input's bytes: of its format, and silent on its making if asked."""
     is_own = Path(item.output).suffix.lower() in _OWN_SUFFIXES[picture.format]
     return is_own and (metadata or read_metadata(picture.image) == Metadata())
 
@@ -347,5 +347,5 @@ def _cancel_after(deadline: float) -> OnStep:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the device's or the machine's memory ran out; torch's CPU allocator raises a plain RuntimeError."""
+    """Return whether the device's or the machine's memory ran out; torch's CPU allocator raises a RuntimeError."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

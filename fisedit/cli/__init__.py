@@ -84,8 +84,7 @@ def _is_number(text: str, kind: type[int | float]) -> bool:
 
 
 def _usage_line(error: typer.TyperException, arguments: list[str]) -> str:
-    """What is wrong with the arguments, with the value that was given where typer leaves it out, and whose help to
-    read."""
+    """Return what is wrong with the arguments, and whose help to read; with the value that typer leaves out."""
     line, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     if found := _NO_NUMBER.match(line):
         option, kind = found.groups()

@@ -1,4 +1,4 @@
-"""What the commands of `fisedit bench` share: progress, and reports as files, tables and JSON."""
+"""The parts that the commands of `fisedit bench` share: progress, and reports as files, tables and JSON."""
 
 from __future__ import annotations
 

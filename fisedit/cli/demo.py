@@ -40,7 +40,7 @@ class DemoResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every pixel outside every mask is unchanged."""
+        """True if every pixel outside every mask is unchanged."""
         return not any(self.changed_outside)
 
     def as_dict(self) -> dict[str, Any]:

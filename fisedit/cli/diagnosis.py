@@ -171,7 +171,7 @@ def profiling(editor: Editor, *, shown: bool, trace: Path | None) -> Iterator[li
     """Profile the enclosed runs of an editor if that was asked for.
 
     Args:
-        editor: whose model runs.
+        editor: the editor whose model runs.
         shown: whether what is yielded gets the table of layers.
         trace: file that gets the trace, or None.
 

@@ -1,4 +1,4 @@
-"""What a command's options give to read: pictures, drives and adapters."""
+"""The files that a command's options name: pictures, drives and adapters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def input_files(context: typer.Context) -> list[Path]:
 
 
 def _masks_named(value: object) -> list[str]:
-    """What `mask` is in any object of a JSON value."""
+    """Return the values of `mask` in all objects of a JSON value."""
     found, left = list[str](), [value]
     while left:
         each = left.pop()
@@ -127,8 +127,8 @@ def _check_edit(context: typer.Context, timesteps: int) -> None:
     """Check the options of an edit that a command has. Raises InputError.
 
     Args:
-        context: of the command.
-        timesteps: of its source, if that is made with the command's own settings.
+        context: context of the command.
+        timesteps: timesteps of its source, if that is made with the command's own settings.
     """
     from fisedit.storage.canvas import MAX_CONTEXT
     from fisedit.values import STEPS, check_quality, check_seed, check_structure, first_step
@@ -161,7 +161,7 @@ def load_adapters(context: typer.Context, editor: Editor) -> None:
 
 
 def read_conditions(context: typer.Context) -> dict[str, Any]:
-    """What adapters read, if given; edges are those of the source, which was opened with them."""
+    """Read what adapters read, if given; edges are those of the source, which was opened with them."""
     from fisedit.clips.drives import read_drives
 
     given = context.params

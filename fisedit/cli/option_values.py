@@ -1,4 +1,4 @@
-"""What options say that are more than one value: adapters and LoRAs with their scales, areas, seeds."""
+"""The options that say more than one value: adapters and LoRAs with their scales, areas, seeds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse_loras(given: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _with_scales(option: str, given: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """What is given of an option that may be repeated, each with its scale."""
+    """Return the values of an option that may be repeated, each with its scale."""
     sources, scales = given.get(option) or (), given.get(f"{option}_scale") or ()
     if scales and not sources:
         raise InputError(f"--{option}-scale is of --{option}, got none; give one, or leave it out")

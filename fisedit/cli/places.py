@@ -1,4 +1,4 @@
-"""Where a command's options say that a picture may change."""
+"""The places in a picture that a command's options let change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = TypeVar("N", int, float)
 
 
 def edit_areas(context: typer.Context, opened: DecodedImage | None) -> tuple[Region | None, dict[str, Any]]:
-    """Where a large picture is opened, None if words decide; and the arguments of `Editor.edit` for place and noise."""
+    """Return the region to open a large picture at, None if words decide; and place and noise for `Editor.edit`."""
     from fisedit import Region
 
     given = context.params
@@ -53,7 +53,7 @@ def check_marks(context: typer.Context) -> None:
 
 
 def marked_region(context: typer.Context) -> Region | None:
-    """What --mask, --box, --point and --region mark; None without any."""
+    """Return the region that --mask, --box, --point and --region mark; None without any."""
     from fisedit import Region
     from fisedit.integrations.region_json import parse_region
     from fisedit.storage.mask_images import read_mask
@@ -71,7 +71,7 @@ def marked_region(context: typer.Context) -> Region | None:
 
 
 def _detected(context: typer.Context, picture: Image) -> Region:
-    """What --detect finds in a picture, all of it or the --instance alone."""
+    """Return the region that --detect finds in a picture, all of it or the --instance alone."""
     from fisedit.integrations.mask_providers import ALL, check_choice, find, open_provider, union_of
     from fisedit.storage.canvas import to_editable
 
@@ -118,7 +118,7 @@ def _point(name: str, text: str) -> tuple[float, float]:
 
 
 def chosen_region(context: typer.Context, marked: Region | None) -> Region:
-    """Where the picture may change: what is marked and where given words attend, or else the changed ones."""
+    """Return where the picture may change: what is marked and where given words attend, or else the changed ones."""
     from fisedit import Region
     from fisedit.storage.mask_images import read_mask
 

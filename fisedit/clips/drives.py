@@ -22,9 +22,9 @@ def read_drives(path: Path) -> tuple[Drive, ...]:
     """Read a sequence of drives.
 
     Args:
-        path: a .json file, a list of objects as `Drive.as_dict` makes them or one of them; or a .csv file with a drive
-            in each line, whose columns are pitch, yaw, roll, x, y, scale and ARKit's coefficients by name, in any
-            order, each as in `Drive`; columns that are missing are as they are for a face at rest.
+        path: a .json file, a list of objects as `Drive.as_dict` makes them or just one; or a .csv file with a drive
+            in each line. Its columns are pitch, yaw, roll, x, y, scale and ARKit's coefficients by name, in any order,
+            each as in `Drive`. Columns that are missing are as they are for a face at rest.
 
     Raises:
         InputError: another file, or a drive that is none; names its line or number.

@@ -1,7 +1,7 @@
 """The frames of a clip as edits of one source: by themselves, or in windows whose frames attend to one another.
 
 Motion modules are trained on clips of a dozen frames. Neighbouring windows share a frame, which the later one keeps, as
-HelloMeme's (arXiv 2410.22901) do; modules that read a picture before and after a window get its first and last frame,
+HelloMeme's (arXiv 2410.22901) do. Modules that read a picture before and after a window get its first and last frame,
 each rendered by itself. Knows the editor; no files.
 """
 
@@ -53,7 +53,7 @@ class FrameRenderer:
     """Renders the frames of a clip; the editor is left as it was.
 
     Args:
-        editor: whose current picture is the source.
+        editor: the editor whose current picture is the source.
         prompt: what the frames show.
         drives: one a frame.
         region: where they may change.
@@ -81,7 +81,7 @@ class FrameRenderer:
 
         Args:
             window: one of `windows`.
-            on_step: as in `Editor.edit`, counted over the window.
+            on_step: called before every step as in `Editor.edit`, counted over the window.
         """
         if not self._motion:
             return [self._frame(window.first, on_step)]

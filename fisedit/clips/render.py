@@ -1,6 +1,6 @@
 """Rendering a clip: edits of one source, one for every drive, in one region and with the same noise.
 
-A frame is kept in a folder beside the clip, under a name of all that it depends on, until the clip is written: a run
+A frame is kept in a folder beside the clip until the clip is written, under a name of all that it depends on. A run
 that was stopped goes on with the frames that are there. Knows the editor and files; not how drives are read.
 """
 
@@ -46,7 +46,7 @@ _RATE = (0.1, 60.0)
 """Frames a second, at least and at most: of a GIF, whose delays are hundredths of a second, and of other clips."""
 
 _MAX_PIXELS = 1_000_000_000
-"""Of all frames of an animation, which are in memory when it is written."""
+"""Pixels of all frames of an animation at most, as these are in memory when it is written."""
 
 
 _FRAME = re.compile(r"\d{5}-[0-9a-f]{16}\.png|\.\d{5}-[0-9a-f]{16}-\w*\.part")
@@ -59,10 +59,10 @@ class ClipFrames:
 
     Args:
         folder: where they lie until the clip is written.
-        paths: of them, in order.
+        paths: files of the frames, in order.
         rendered: how many were rendered now, not found there.
-        seconds: that those took.
-        area: of the region, as a share of the picture.
+        seconds: seconds that those took.
+        area: area of the region, as a share of the picture.
         notes: what a clip cannot hold of the source.
     """
 
@@ -91,7 +91,7 @@ def check_clip_path(path: Path, frames_per_second: float) -> Path:
 
 
 def frames_folder(output: Path) -> Path:
-    """Where the frames of a clip lie until it is written."""
+    """Return the folder of a clip's frames until it is written."""
     return output.with_name(f"{output.name}.frames")
 
 
@@ -123,16 +123,16 @@ def render_frames(
     """Render a clip's frames, those that are not there yet. Whatever is raised, the editor is as it was.
 
     Args:
-        editor: whose current picture is the source; with a control network that reads drives. Loaded motion modules let
-            frames attend to one another.
+        editor: the editor whose current picture is the source; with a control network that reads drives. Loaded motion
+            modules let frames attend to one another.
         drives: one for every frame.
         region: where the frames may change; words are looked for once.
-        output: of the clip; frames lie in the folder OUTPUT.frames.
+        output: path of the clip; frames lie in the folder OUTPUT.frames.
         prompt: what the frames show; None for the source's prompt.
-        quality: as in `Editor.edit`.
+        quality: "fast", "balanced" or "close", as in `Editor.edit`.
         reference: a picture whose look the frames take, as in `Editor.edit`.
-        on_step: called before every step of every frame, or of frames that attend to one another, with (i, n, preview),
-            counted over the clip; may raise `Cancelled`.
+        on_step: called with (i, n, preview), counted over the clip, before every step of every frame, or of frames that
+            attend to one another. It may raise `Cancelled`.
 
     Raises:
         InputError, MaskError, AdapterError, NumericsError: as in `Editor.edit`; and too many frames, or none.
@@ -169,9 +169,9 @@ def write_clip(frames: ClipFrames, path: Path, *, frames_per_second: float = 12.
     """Write a clip, whole or not at all, and remove its frames, with those that stopped runs left.
 
     Args:
-        frames: of it.
+        frames: frames of the clip.
         path: ends in one of `ENDINGS`.
-        frames_per_second: as `check_clip_path` takes them.
+        frames_per_second: rate of the clip, as `check_clip_path` takes it.
 
     Returns:
         What the format could not hold.

@@ -28,9 +28,9 @@ class AdapterMixin(EditorBase):
         """Load a LoRA, which changes what is painted from now on.
 
         Args:
-            source: "demo-fast", which ships for the demo model and paints in four steps of LCM without guidance, a
-                .safetensors file in the layout of kohya's scripts, diffusers, peft, ComfyUI or OneTrainer, or a folder
-                of diffusers' or peft's. LoCons and DoRAs are read too.
+            source: "demo-fast", a .safetensors file or a folder of diffusers' or peft's. "demo-fast" ships for the demo
+                model and paints in four steps of LCM without guidance. A file has the layout of kohya's scripts,
+                diffusers, peft, ComfyUI or OneTrainer. LoCons and DoRAs are read too.
             scale: how much it counts in the UNet and in the text encoder, -10 to 10. Several LoRAs add up.
 
         Returns:
@@ -113,7 +113,7 @@ class AdapterMixin(EditorBase):
             source: "demo-look" or "demo-pose", which ship for the demo model, a published folder, a .safetensors file,
                 or a hub id such as "songkey/hm3_reference".
             scale: factor of its effect, -10 to 10. Several adapters add up.
-            weight_name: of a file in a folder or on the hub: "models/ip-adapter_sd15.safetensors" of "h94/IP-Adapter".
+            weight_name: a file in a folder or on the hub: "models/ip-adapter_sd15.safetensors" of "h94/IP-Adapter".
             image_encoder: folder of an IP-Adapter's image encoder; None for "image_encoder" beside its file.
             control_guidance_start: share of the steps before which the adapter does nothing, 0 to 1.
             control_guidance_end: share of the steps after which it does nothing.
@@ -158,5 +158,5 @@ class AdapterMixin(EditorBase):
 
 
 def _adapter_name(source: str | Path, weight_name: str | None) -> str:
-    """What an adapter is called: its path or hub id, and its file there if that was named."""
+    """Return the name of an adapter: its path or hub id, and its file there if that was named."""
     return absolute_path(source) if weight_name is None else f"{absolute_path(source)}/{weight_name}"

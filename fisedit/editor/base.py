@@ -1,4 +1,4 @@
-"""What every editor has: a model, its history, and the memory that recorded features may take."""
+"""The base of every editor: a model, its history, and the memory that recorded features may take."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class EditorBase:
             variant: name of the variant of a folder's weights, such as "fp16" or "non_ema"; None for those without
                 one, or else for fp16, or the only one.
             local_files_only: never reach for the network.
-            max_recorded_bytes: of recorded features in the device's memory; see `Editor`.
-            max_host_bytes: of those in the host's memory; see `Editor`.
-            max_disk_bytes: of those on disk; see `Editor`.
+            max_recorded_bytes: recorded features in the device's memory; see `Editor`.
+            max_host_bytes: recorded features in the host's memory; see `Editor`.
+            max_disk_bytes: recorded features on disk; see `Editor`.
             graphs: replay sparse steps from captured graphs; None for what FISEDIT_GRAPHS says, or else on CUDA; see
                 `Editor`.
             cache_dtype: what recorded features are kept in; see `Editor`.
@@ -182,11 +182,13 @@ class EditorBase:
     def calibrate(
         self, seconds: float = 20.0, *, size: int | None = None, on_step: OnStep | None = None
     ) -> Mapping[str, Any]:
-        """Measure what this machine takes for the model's layers, and keep the table for it, so that later editors
-        decide by it between dense and sparse and previews tell seconds. Without a table both go by constants.
+        """Measure what this machine takes for the model's layers, and keep the table for it.
+
+        Later editors decide by it between dense and sparse, and previews tell seconds. Without a table both go by
+        constants.
 
         Args:
-            seconds: that it takes, about; 0 for the fewest measurements that make a table.
+            seconds: duration of the measurement, about; 0 for the fewest measurements that make a table.
             size: side in pixels of the pictures that are measured, 64 to 2048, divisible by 8; None for the model's
                 own, at most 256.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
@@ -207,7 +209,7 @@ class EditorBase:
 
     @property
     def calibrated(self) -> bool | None:
-        """Whether this machine's table of the model is there; None where FISEDIT_COSTS=0 switches tables off."""
+        """Return whether this machine's table of the model is there; None where FISEDIT_COSTS=0 switches tables off."""
         return None if cost_store.folder() is None else cost_store.load_table(self.pipe) is not None
 
     @property
@@ -232,7 +234,7 @@ class EditorBase:
         result where it was a source. Ids are never given again.
 
         Args:
-            result_id: of the result.
+            result_id: id of the result.
 
         Returns:
             The ids that are gone.

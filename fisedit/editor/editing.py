@@ -62,7 +62,7 @@ class EditMixin(PreviewMixin):
         Args:
             prompt: text, of which 600 tokens are read, 75 in a chunk; brackets weigh words, as `(cat:1.4)` or `[cat]`.
             negative_prompt: text with the same syntax, for the unconditional branch.
-            seed: of a CPU generator, 0 to 2^63 - 1.
+            seed: seed of a CPU generator, 0 to 2^63 - 1.
             num_inference_steps: 1 to 999.
             guidance_scale: 0 to 100; 1 or less runs one branch.
             width: pixels, 64 to 2048 and divisible by 8; None for the model's own size.
@@ -133,20 +133,20 @@ class EditMixin(PreviewMixin):
             region: where to edit, as a whole: words, masks and boxes, joined. Else these say it:
             regions: several regions, each with a prompt of its own, edited in one run; at most 16, and the first that
                 holds a cell counts. The prompt is what the whole picture shows then, without it the current one.
-            mask: where to edit, instead of what the words say: a PIL image or numpy array of the picture's size, or a
+            mask: where to edit, instead of what the words say. A PIL image or numpy array of the picture's size, or a
                 boolean latent grid [h, w].
             protect: where never to edit, of the same forms as `mask`; None for nowhere.
             grow: latent cells to dilate the mask by, given or predicted, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
-            instance: which component of the mask to edit alone, counted from the left and from 0.
+            instance: index of one component of the mask to edit alone, counted from the left and from 0.
             mask_method: one of `masking.mask_options.METHODS`, for comparison.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
-            structure: how long, inside the mask, the words that stay attend as they did in the picture and
-                self-attention is the picture's: from 0, never, to 1, for the first 40 % of the steps.
-            strength: share of the steps to run, above 0 to 1, from the last; the first ones are the picture's own, so
+            structure: share of the first 40 % of the steps, 0 to 1; 0 for none. In these, inside the mask, the words
+                that stay attend as they did in the picture, and self-attention is the picture's.
+            strength: share of the steps to run, above 0 to 1, from the last. The first ones are the picture's own, so
                 that less keeps more of its layout and colours.
-            seed: of other noise inside the mask, for a variation: with it, and with `mask` or `words`, the prompt may
-                stay the same. None for the picture's noise.
+            seed: seed of other noise inside the mask, for a variation: with it, and with `mask` or `words`, the prompt
+                may stay the same. None for the picture's noise.
             verify: check once, early on, whether the change leaves a predicted mask; dilate it then.
             quality: "fast", "balanced" or "close": how near the edit comes to a dense one, against its time.
             growth: latent cells computed beyond the mask, for all steps or each; None for what `quality` says. A step
@@ -195,9 +195,9 @@ class EditMixin(PreviewMixin):
         Args:
             region: what goes, with what it casts, such as a shadow.
             prompt: what the picture shows then; None for the current prompt, of which no word is read.
-            seed: of the noise inside; None for another one than the picture's.
-            quality: as in `edit`.
-            on_step: as in `edit`.
+            seed: seed of the noise inside; None for another one than the picture's.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            on_step: called before every step, as in `edit`.
 
         Raises:
             SessionError: there is no picture yet. MaskError: nothing would be left. InputError: no region.
@@ -232,9 +232,9 @@ class EditMixin(PreviewMixin):
             prompts: one an edit, as in `edit`.
             masks: one an edit, as in `edit`.
             seeds: one an edit, as in `edit`; None for the picture's noise in all of them.
-            quality: as in `edit`, for all of them.
-            growth: as in `edit`, for all of them.
-            on_step: as in `edit`; a batch calls it once a step.
+            quality: "fast", "balanced" or "close", as in `edit`, for all of them.
+            growth: latent cells computed beyond the mask, as in `edit`, for all of them.
+            on_step: called before every step, as in `edit`; a batch calls it once a step.
 
         Returns:
             The results, in that order.
@@ -278,10 +278,10 @@ class EditMixin(PreviewMixin):
             prompt: what all frames show.
             drives: one a frame.
             region: where the frames may change.
-            reference: as in `edit`.
+            reference: a picture whose look the frames take, as in `edit`.
             pads: pictures before the first frame and after the last, which HelloMeme's modules read; () for none.
-            quality: as in `edit`; all steps are sparse.
-            on_step: as in `edit`.
+            quality: "fast", "balanced" or "close", as in `edit`; all steps are sparse.
+            on_step: called before every step, as in `edit`.
 
         Raises:
             SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`; MaskError also

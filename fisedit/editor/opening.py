@@ -74,30 +74,30 @@ class OpenMixin(EditMixin):
         Edits of it have its size, mode, alpha and colour profile, and every pixel outside their masks is its own.
 
         Args:
-            picture: of any size and mode; turned upright as its EXIF says.
+            picture: a picture of any size and mode; turned upright as its EXIF says.
             prompt: what it shows; None where it is unknown. Then the objects that the next prompt names localize the
                 edit, and one that names a scene or style too runs dense.
-            region: where it will be edited, by masks and boxes: of a picture of more than 1.5 times the model's pixels
-                the part around it alone is on the canvas, at full resolution. None for the whole picture.
+            region: where it will be edited, by masks and boxes; None for the whole picture. Of a picture of more than
+                1.5 times the model's pixels the part around it alone is on the canvas, at full resolution.
             context: what that part takes along on every side, as a ratio of the region's longer side, 0 to 8.
-            extend: pixels added at the left, top, right and bottom, or one number for all four, for `Region.border` to
-                be painted on; the region then, unless another is given.
+            extend: pixels added at the left, top, right and bottom, or one number for all four. They are for
+                `Region.border` to be painted on; that is the region then, unless another is given.
             inversion: "ddim", or "ddpm" for edit-friendly noise maps (arXiv 2304.06140), with which the sampler leads
                 back to the picture exactly, in one pass.
-            seed: of the noise of "ddpm", 0 to 2^63 - 1.
-            negative_prompt: of later edits.
+            seed: seed of the noise of "ddpm", 0 to 2^63 - 1.
+            negative_prompt: negative prompt of later edits.
             num_inference_steps: 1 to 999.
-            guidance_scale: of later edits, 0 to 100; DDIM's inversion has none.
-            width: of the canvas that the model paints on, in pixels, divisible by 8; None for what suits the model. The
-                picture is resized to it as a whole, and paint is resized back: of a photograph of 3000x2000 a model of
-                512x512 sees 624x416. Crop what matters, or give more, for finer paint.
-            height: of the canvas in pixels, divisible by 8; None for what suits the model.
-            clip_skip: as in `generate`.
-            negative_clip_skip: as in `generate`.
-            reference: as in `generate`; edits then read what was recorded of it.
-            control: as in `generate`, or "canny" for the edges of what is on the canvas. One of the picture's size is
-                cut as the picture is.
-            drive: as in `generate`.
+            guidance_scale: scale of later edits, 0 to 100; DDIM's inversion has none.
+            width: width of the canvas that the model paints on, in pixels, divisible by 8; None for what suits the
+                model. The picture is resized to it as a whole, and paint is resized back: a model of 512x512 sees a
+                photograph of 3000x2000 as 624x416. Crop what matters, or give more, for finer paint.
+            height: height of the canvas in pixels, divisible by 8; None for what suits the model.
+            clip_skip: layers of the text encoder to leave out, as in `generate`.
+            negative_clip_skip: those to leave out for the negative prompt, as in `generate`.
+            reference: a picture whose look it takes, as in `generate`; edits then read what was recorded of it.
+            control: a picture that says where things are, as in `generate`, or "canny" for the edges of what is on the
+                canvas. One of the picture's size is cut as the picture is.
+            drive: a head's pose and expression, as in `generate`.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Raises:
@@ -176,8 +176,8 @@ class OpenMixin(EditMixin):
     ) -> EditResult:
         """Make the current picture larger and paint what is added; every pixel that it had stays.
 
-        The larger picture is opened as a source of its own, with the settings and the reference of the current one;
-        a control or a drive was of its canvas, and is left behind. Whatever is raised, the editor is as it was.
+        The larger picture is opened as a source of its own, with the settings and the reference of the current one.
+        A control or a drive was of its canvas, and is left behind. Whatever is raised, the editor is as it was.
 
         Args:
             left: pixels to add, 0 or more, as many as the picture has at most.
@@ -185,9 +185,9 @@ class OpenMixin(EditMixin):
             right: pixels to add.
             bottom: pixels to add.
             prompt: what the larger picture shows; None for the current prompt.
-            seed: of the noise of what is added.
-            quality: as in `edit`.
-            on_step: as in `edit`.
+            seed: seed of the noise of what is added.
+            quality: "fast", "balanced" or "close", as in `edit`.
+            on_step: called before every step, as in `edit`.
 
         Raises:
             SessionError: there is no picture yet. InputError, PromptError: an argument out of range, or no words.

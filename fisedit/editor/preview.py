@@ -1,4 +1,4 @@
-"""What an edit would do, before it is run; and what a dense run would give instead."""
+"""The prediction of an edit before it is run; and what a dense run would give instead."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """What an edit would do, before it is run.
+    """The prediction of an edit, before it is run.
 
     Args:
-        mask: where it would paint, with heatmap and confidence; found by words, it is joined by cells beside it that
+        mask: where it would paint, with heatmap and confidence. One found by words is joined by cells beside it that
             show the edit once they are decoded.
         diff: what the words change.
         macs: multiply-accumulates that it would spend.
         macs_dense: those of a dense run.
         fallback: why it would run dense, or "".
         nothing: why it would do nothing, or "".
-        seconds: that it would take, by this machine's cost table; None where there is none.
+        seconds: the time that it would take, by this machine's cost table; None where there is none.
         seconds_dense: those of a dense run; None where there is no cost table.
-        recorded_bytes: that it would keep for later edits, about.
+        recorded_bytes: bytes of features that it would keep for later edits, about.
         notes: things the user should know, such as words that the model does not know.
     """
 
@@ -60,7 +60,7 @@ class Preview:
 
     @property
     def confidence(self) -> float:
-        """Of the mask, 0 to 1; see `EditMask`."""
+        """Confidence of the mask, 0 to 1; see `EditMask`."""
         return self.mask.confidence
 
     @property
@@ -70,7 +70,7 @@ class Preview:
 
 
 class PreviewMixin(EditorBase):
-    """What edits of an editor would do."""
+    """The methods of an editor that predict edits."""
 
     @default_torch_state()
     def preview(
@@ -95,7 +95,7 @@ class PreviewMixin(EditorBase):
         drive: Drive | None = None,
         on_step: OnStep | None = None,
     ) -> Preview:
-        """Where `edit` would paint and what it would cost. Nothing is kept, and nothing is run but what the mask needs.
+        """Predict where `edit` would paint and what it would cost. Nothing is kept; only what the mask needs is run.
 
         Args:
             prompt: the changed words, as in `edit`.
@@ -105,11 +105,11 @@ class PreviewMixin(EditorBase):
             protect: where never to edit, as in `edit`.
             grow: latent cells to dilate the mask by, -64 to 64; negative erodes it.
             words: words of either prompt that localize the edit, instead of the changed ones.
-            instance: which component of the mask to edit alone, counted from the left and from 0.
+            instance: index of one component of the mask to edit alone, counted from the left and from 0.
             mask_method: one of `masking.mask_options.METHODS`.
             probe_steps: dense steps on the new prompt to spend on the mask; None for one where an object is inserted.
             strength: share of the steps to run, above 0 to 1, from the last.
-            seed: of other noise inside the mask, as in `edit`.
+            seed: seed of other noise inside the mask, as in `edit`.
             quality: "fast", "balanced" or "close", as in `edit`.
             growth: latent cells computed beyond the mask, 0 to 64, for all steps or each; None for what `quality` says.
             reference: a picture whose look the edited things take; None for that of the source, if it has one.
@@ -150,10 +150,10 @@ class PreviewMixin(EditorBase):
         )
 
     def dense(self, result_id: str, on_step: OnStep | None = None) -> tuple[Image, float]:
-        """What a dense run makes of a result's prompt, seed and settings, and how long it takes; nothing is kept.
+        """Run a result's prompt, seed and settings densely, and measure how long it takes; nothing is kept.
 
         Args:
-            result_id: of the result.
+            result_id: id of the result.
             on_step: called before every step with (i, n, preview); may raise `Cancelled`.
 
         Returns:
@@ -173,7 +173,7 @@ class PreviewMixin(EditorBase):
         """Heatmap of the words that would change in the current picture; no UNet call is spent.
 
         Args:
-            prompt: as in `edit`.
+            prompt: the changed words, as in `edit`.
 
         Returns:
             Floats [h, w], 0 to 1.
@@ -196,7 +196,7 @@ class PreviewMixin(EditorBase):
     def _join_regions(
         self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int
     ) -> tuple[str, Region | None]:
-        """What the whole picture shows, and where it may change."""
+        """Return what the whole picture shows, and where it may change."""
         if isinstance(regions, Sequence) and not regions:
             if prompt is None:
                 raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")

@@ -49,7 +49,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
     """Files of an editor: pictures, sessions, and pictures that are made again."""
 
     def metadata(self, result: EditResult | None = None) -> Metadata:
-        """How a result, the current one without it, was made, for its picture's file.
+        """Return how a result was made, or the current one without it, for its picture's file.
 
         Raises:
             SessionError: the result is not one of this editor's.
@@ -66,7 +66,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         """Write the current picture in the format of its file's ending, whole or not at all.
 
         Args:
-            path: of the file.
+            path: path of the file.
             metadata: tell in the file how it was made, for web UIs to read and for `remake`. An opened picture's own
                 metadata stays either way.
 
@@ -83,7 +83,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         folder is the old session or the new one, whole.
 
         Args:
-            folder: of the session; made if it is not there.
+            folder: folder of the session; made if it is not there.
             metadata: tell in every picture's file how it was made.
             features: write what was recorded with sources too, as far as it is kept: then the first edit after `resume`
                 need not make them again. `recorded_bytes` of their `stats` tells what that takes; where there is no
@@ -141,15 +141,16 @@ class SessionMixin(OpenMixin, AdapterMixin):
         local_files_only: bool = False,
         cache_dtype: str = "auto",
     ) -> Self:
-        """Load a saved session with its model and VAE; features that were not saved, or are of no use, are recorded
-        again when an edit first needs them.
+        """Load a saved session with its model and VAE.
+
+        Features that were not saved, or are of no use, are recorded again when an edit first needs them.
 
         Args:
-            folder: of the session.
-            device: as in `from_pretrained`.
-            dtype: as in `from_pretrained`; None for the session's own.
+            folder: folder of the session.
+            device: torch device, as in `from_pretrained`.
+            dtype: precision, as in `from_pretrained`; None for the session's own.
             local_files_only: never reach for the network.
-            cache_dtype: as in `from_pretrained`.
+            cache_dtype: dtype of recorded features, as in `from_pretrained`.
 
         Raises:
             SessionError: no session there, or a damaged one. ModelError: its model, or an adapter with what belongs to
@@ -174,7 +175,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         is as it was.
 
         Args:
-            folder: of the session.
+            folder: folder of the session.
             local_files_only: never reach for the network.
 
         Raises:
@@ -227,14 +228,14 @@ class SessionMixin(OpenMixin, AdapterMixin):
         other values every mask is predicted again, but for masks that were given.
 
         Args:
-            picture: as Pillow opens it.
-            model: as in `from_pretrained`; None for the one that the file names, if that is on this machine.
-            device: as in `from_pretrained`.
-            dtype: as in `from_pretrained`; None for the one that the file names.
+            picture: a picture as Pillow opens it.
+            model: a model, as in `from_pretrained`; None for the one that the file names, if that is on this machine.
+            device: torch device, as in `from_pretrained`.
+            dtype: precision, as in `from_pretrained`; None for the one that the file names.
             local_files_only: never reach for the network.
-            cache_dtype: as in `from_pretrained`.
+            cache_dtype: dtype of recorded features, as in `from_pretrained`.
             changes: values to use instead of the file's, named as in `generate` or, for an opened picture, in `open`.
-            on_step: as in `generate`.
+            on_step: called before every step, as in `generate`.
 
         Raises:
             InputError: the file has no such metadata, or damaged ones, or a change is out of range.
