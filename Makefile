@@ -61,6 +61,7 @@ lint: style types
 style: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_language.py
 
 types: $(TOOLS)
 	$(BIN)/mypy

@@ -54,3 +54,8 @@ def test_a_fault_is_found(check, text, line, fault):
 )
 def test_plain_english_is_left(check, text):
     assert not list(check(function(text)))
+
+
+def test_the_whole_package_is_held_to_it(check):
+    files = [path for folder in ("fisedit", "app", "tools") for path in (ROOT / folder).rglob("*.py")]
+    assert not [(path.name, fault) for path in files for fault in check(path.read_text(encoding="utf-8"))]
