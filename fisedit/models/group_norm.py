@@ -26,7 +26,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float)
     """GroupNorm of maps on a CPU; torch's own, bit for bit, where its variance cannot be off by `MAX_ERROR`.
 
     Args:
-        x: [B, C, ...], contiguous or channels_last.
+        x: [B, C, ...].
         groups: Divides C.
         weight: [C].
         bias: [C].
@@ -35,6 +35,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float)
     Returns:
         The normalised map, as `x`; mean and variance of every group, float64 [B, groups].
     """
+    x = x if _is_channels_last(x) else x.contiguous()
     batch, channels, size = *x.shape[:2], x[0, 0].numel()
     rounding = 0.0 if x.is_contiguous() else size * 2**-25  # each addition is off by half a unit in the last place
     if rounding <= MAX_ERROR / 2:
@@ -50,6 +51,15 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float)
     for chunk, result in zip(rows.split(CHUNK, 1), out.split(CHUNK, 1), strict=True):
         torch.addcmul(shift, chunk.float() - near, scale, out=result)
     return out.transpose(1, 2).unflatten(2, x.shape[2:]), mean, variance
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    """Return whether torch's norm takes a map for channels_last, which the stride of a single picture decides too."""
+    return (
+        not x.is_contiguous()
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.stride(0) >= x[0].numel()  # attention's output, turned to a map of one picture, has less
+    )
 
 
 def _moments(rows: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -73,9 +83,8 @@ def apply(norm: nn.GroupNorm, x: Tensor) -> Tensor:
         norm: A norm, for its groups and weights.
         x: [B, C, ...].
     """
-    if x.device.type != "cpu" or x.is_contiguous() or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not _is_channels_last(x):
         return nn.GroupNorm.forward(norm, x)
-    x = x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
     return group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)[0]
 
 

@@ -225,7 +225,7 @@ def test_a_box_is_erased_and_undone(browser):
     page.locator("#erase").click()
     expect(nodes(page)).to_have_count(2)
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
-    assert mask.mean() == 81 / 1024
+    assert mask.mean() == 64 / 1024
     changed = (pixels(page, ".picture") != source).any(-1)
     assert changed[mask].any() and not changed[~mask].any()
     expect(page.locator("#prompt textarea")).to_have_value(CAT)

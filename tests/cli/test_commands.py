@@ -42,7 +42,8 @@ def test_version_and_help(process):
     assert process("generate", "--help").status == 0
 
 
-def test_the_help_names_every_scheduler(fisedit):
+def test_the_help_names_every_scheduler(fisedit, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # in 80, a column cuts the longest
     text = fisedit("generate", "--help").out
     assert all(name.value in text for name in SchedulerName)
 

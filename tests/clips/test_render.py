@@ -275,7 +275,7 @@ def test_frames_of_other_loras_are_other_frames(editor, tmp_path, monkeypatch):
     editor.generate(CAT, num_inference_steps=2)
     first = render.render_frames(editor, drives, box, tmp_path / "c.webp")
     assert render.render_frames(editor, drives, box, tmp_path / "c.webp").paths == first.paths
-    monkeypatch.setattr(render, "loras", lambda unet: (("style", 0.5),))
+    monkeypatch.setattr(render, "loras", lambda *models: (("style", 0.5),))
     assert render.render_frames(editor, drives, box, tmp_path / "c.webp").paths != first.paths
 
 

@@ -46,6 +46,14 @@ def test_ordinary_maps_are_torchs_own(layout):
     assert torch.equal(group_norm(x, GROUPS, *torch_weights, EPS)[0], F.group_norm(x, GROUPS, *torch_weights, EPS))
 
 
+def test_a_single_picture_whose_stride_is_short_is_torchs_own():
+    """As of attention's output that became a map."""
+    x = torch.randn(16, 16, 1, 128).permute(2, 3, 0, 1)
+    norm, plain = StableGroupNorm(8, 128), torch.nn.GroupNorm(8, 128)
+    assert x.stride(0) < x[0].numel() and torch.equal(norm(x), plain(x))
+    assert torch.equal(group_norm(x, 8, norm.weight, norm.bias, norm.eps)[0], plain(x))
+
+
 def test_a_models_norms_are_exchanged_and_nothing_else():
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(GROUPS, 8)).requires_grad_(False)
     weights, x = model.state_dict(), torch.full((1, 3, 512, 512), 0.7).contiguous(memory_format=torch.channels_last)

@@ -49,7 +49,7 @@ def test_fisedits_latents_outside_its_mask_are_the_sources(generated):
 
 def test_fisedits_mask_is_where_the_dense_steps_leave_the_source(generated):
     """With all steps dense nothing is sparse, and the mask is Otsu's of the whole way."""
-    outcome = baselines.fisedit(fresh(generated), share=1.0)
+    outcome = baselines.fisedit_paper(fresh(generated), share=1.0)
     assert outcome.evaluations == HOW["num_inference_steps"]
     assert outcome.grid.any() and not outcome.grid.all()
     assert np.array_equal(baselines.as_blocks(outcome.grid), outcome.grid)
