@@ -79,8 +79,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
 	touch $@
 
+# sd-prompt-reader asks for Pillow 10; what the tests read files with runs on ours, and so it comes without what it asks for.
 $(TOOLS): $(STAMP)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps sd-prompt-reader==1.3.5
 	touch $@
 
 $(APP): $(STAMP)

@@ -36,8 +36,8 @@ _BOTH = (
     Field("frame_duration_ms", IDLE, _GIF),
     Field("svg", REFUSED, "pictures are of pixels; leave it out"),
     Field("moderation", IDLE, "nothing is moderated"),
-    Field("user", IDLE, "nobody's use is watched"),
-    Field("safety_identifier", IDLE, "nobody's use is watched"),
+    Field("user", IDLE, "use is not watched"),
+    Field("safety_identifier", IDLE, "use is not watched"),
 )
 
 GENERATIONS = FieldTable(

@@ -177,7 +177,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _why_no_image(path: Path, job: BatchJob) -> str:
-    """Return why a file is left out, in words; "" for what nobody takes for an input."""
+    """Return why a file is left out, in words; "" for files that are no inputs."""
     if path.is_symlink() and not path.exists():
         return "links to nowhere left out"
     kind = file_kind(path)

@@ -107,5 +107,5 @@ def stabilise(model: nn.Module) -> None:
 
 
 def plain_norms(model: nn.Module) -> list[nn.GroupNorm]:
-    """The norms of a model that are torch's own, and that nobody gave another forward."""
+    """The norms of a model that are torch's own, with torch's own forward."""
     return [module for module in model.modules() if type(module) is nn.GroupNorm and "forward" not in vars(module)]

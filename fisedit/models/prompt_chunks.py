@@ -81,7 +81,7 @@ def split_chunks(prompt: WeightedPrompt, tokenizer: Any) -> tuple[WeightedPrompt
 
 
 def says_nothing(prompt: WeightedPrompt) -> bool:
-    """Return whether nothing is left of a prompt but BREAK, spaces and letters that nobody sees.
+    """Return whether nothing is left of a prompt but BREAK, spaces and invisible letters.
 
     Args:
         prompt: without the syntax of weights.

@@ -27,7 +27,7 @@ _REMOVE = "remove it, or merge it into the weights"
 
 
 def check_layers(model: nn.Module, owner: str, part: str = "") -> None:
-    """Check that nobody changed what a model's layers compute; what this package injects is no change.
+    """Check that a model's layers compute what their weights say, but for what this package injects.
 
     Hooks and a forward of the model itself are left to the caller, which calls it.
 

@@ -12,6 +12,8 @@ from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 from sd_parsers import ParserManager
 from sd_parsers.extractors import Eagerness
+from sd_prompt_reader.format.base_format import BaseFormat
+from sd_prompt_reader.image_data_reader import ImageDataReader
 
 from fisedit.errors import InputError
 from fisedit.storage import provenance
@@ -189,6 +191,14 @@ class TestOthers:
         assert [prompt.value for prompt in found.prompts] == ["a new\nharbour, at dusk"]
         again = provenance.parse_origin(read_metadata(decode(written).image))
         assert again.before == before and provenance.parse_origin(Metadata(before)).config.prompt == OLD
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
+def test_it_is_read_by_sd_prompt_reader(suffix):
+    written, _ = encode(Image.new("RGB", (64, 64)), suffix, provenance.to_metadata(ORIGIN))
+    found = ImageDataReader(BytesIO(written))
+    assert found.status is BaseFormat.Status.READ_SUCCESS and found.positive == "a new\nharbour, at dusk"
+    assert (found.parameter["seed"], found.parameter["steps"], found.parameter["cfg"]) == ("5", "20", "7")
 
 
 def test_it_is_read_by_the_parsers_of_others_with_every_setting():
