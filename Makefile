@@ -53,7 +53,7 @@ fault: $(TOOLS)
 # The documents as a site, in out/site; what is made from the code is made anew.
 docs: $(TOOLS)
 	$(BIN)/python -m typer fisedit.cli utils docs --name fisedit --output docs/reference/cli.md
-	$(BIN)/python -m fisedit.evaluation.row_diagram docs/rows.svg
+	$(BIN)/python -m benchmarks.row_diagram docs/rows.svg
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: style types

@@ -19,10 +19,10 @@ from typing import Any
 
 from app.validation import MAX_PIXELS, MAX_PROMPT_CHARACTERS, MAX_RESULTS, label
 from fisedit.errors import FisEditError, InputError, SessionError
-from fisedit.storage import provenance
+from fisedit.metadata import provenance
+from fisedit.sessions.index import Limits, SessionIndex, damaged, decode_index, encode_index
 from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.images import read_size
-from fisedit.storage.session_index import Limits, SessionIndex, damaged, decode_index, encode_index
 
 MAX_BYTES, MAX_UNPACKED, MAX_FILES = 256 << 20, 512 << 20, 2_000
 MAX_DECODED_PIXELS = 350_000_000

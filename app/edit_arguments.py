@@ -9,8 +9,8 @@ from app.validation import Conditions, RegionSettings, SourceSettings, clean_pro
 from fisedit import Region
 from fisedit.adapters.control_pictures import canny
 from fisedit.errors import InputError
+from fisedit.prompts.syntax import take_loras
 from fisedit.values import CONTROL, DRIVE, REFERENCE
-from fisedit.values.prompt_syntax import take_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image

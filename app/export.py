@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from app.archive import ARCHIVE, pack, unpack
 from app.validation import SourceSettings, check_settings, clean_prompt, decode_picture, label
 from fisedit.errors import FisEditError, SessionError
-from fisedit.storage import provenance
+from fisedit.metadata import provenance
+from fisedit.metadata.generation_parameters import parse_parameters
+from fisedit.metadata.image_metadata import read_metadata
+from fisedit.sessions.store import SessionStore
 from fisedit.storage.canvas import MAX_UPSCALE, canvas_size
 from fisedit.storage.files import write_bytes
-from fisedit.storage.generation_parameters import parse_parameters
-from fisedit.storage.image_metadata import read_metadata
 from fisedit.storage.images import can_hold, encode
-from fisedit.storage.session_store import SessionStore
 
 if TYPE_CHECKING:
     from app.model_pool import OfferedModel

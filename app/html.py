@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from app import views
-from fisedit.models.prompt_chunks import MAX_CHUNKS
+from fisedit.prompts.chunks import MAX_CHUNKS
 from fisedit.values import EditKind, MaskSource
 
 if TYPE_CHECKING:

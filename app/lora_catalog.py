@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from fisedit.adapters.lora import FILE, suggested_sampling, weight_file
 from fisedit.errors import AdapterError, InputError, SessionError
+from fisedit.features.sites import loras
 from fisedit.models.paths import DEMO_LORAS
-from fisedit.sparse.modules import loras
 
 if TYPE_CHECKING:
     from fisedit import Editor

@@ -25,16 +25,16 @@ from app.eta import RuntimeEstimator
 from app.lora_catalog import LoraCatalog, Scales
 from app.validation import label
 from fisedit import Editor
-from fisedit.edit_requests import diff_prompts
+from fisedit.edits.requests import diff_prompts
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
 from fisedit.integrations.mask_providers import open_provider
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
-from fisedit.models.prompt_chunks import context_length, split_chunks
-from fisedit.models.prompt_weighting import parse
 from fisedit.models.validation import sample_size
 from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
+from fisedit.prompts.chunks import context_length, split_chunks
+from fisedit.prompts.weighting import parse
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from app.openai_fields import EDITS, GENERATIONS
 from app.request_fields import Obeyed
 from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError, as_text
-from fisedit.storage import image_metadata, images
+from fisedit.metadata import image_metadata
+from fisedit.storage import images
 from fisedit.storage.canvas import upright, upright_size
 from fisedit.storage.mask_images import marks
 

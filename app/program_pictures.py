@@ -32,7 +32,7 @@ from app.validation import (
 )
 from fisedit import Region
 from fisedit.errors import Cancelled, as_text
-from fisedit.values.prompt_syntax import check_syntax, without_loras
+from fisedit.prompts.syntax import check_syntax, without_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,11 +19,10 @@ from weakref import WeakKeyDictionary
 
 from app.validation import Busy
 from fisedit.errors import Cancelled, FisEditError, SessionError
-from fisedit.history import EditResult, History
-from fisedit.storage import provenance
-from fisedit.storage.pages import free_page_bytes
-from fisedit.storage.session_reader import SessionAssets
-from fisedit.storage.session_store import SessionContents, SessionStore
+from fisedit.features.pages import free_page_bytes
+from fisedit.history import EditResult, History, SessionAssets
+from fisedit.metadata import provenance
+from fisedit.sessions.store import SessionContents, SessionStore
 from fisedit.values import AdapterUse
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from app.model_pool import LoadedModel, ModelPool
     from fisedit import Editor
     from fisedit.editor import Preview
+    from fisedit.features.pages import Page
     from fisedit.integrations.mask_providers import Detection
-    from fisedit.storage.image_metadata import Metadata
-    from fisedit.storage.pages import Page
+    from fisedit.metadata.image_metadata import Metadata
     from fisedit.values import EditScript
 
 _log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fisedit.adapters.control_pictures import canny
 from fisedit.errors import FisEditError, InputError, PromptError
 from fisedit.masking.region import Region
+from fisedit.prompts.syntax import take_loras
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, SEEDS, Quality, SchedulerName, check_quality
 from fisedit.values.drive import Drive
-from fisedit.values.prompt_syntax import take_loras
 
 if TYPE_CHECKING:
     from PIL.Image import Image

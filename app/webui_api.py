@@ -22,11 +22,11 @@ from app.request_fields import Obeyed
 from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
 from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
+from fisedit.prompts.syntax import without_loras
 from fisedit.storage import images
 from fisedit.storage.canvas import upright_size
 from fisedit.storage.mask_images import decode_mask, marks
 from fisedit.values import Quality, SchedulerName, web_ui_scheduler
-from fisedit.values.prompt_syntax import without_loras
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.values import EditMask, EditRun, EditScript, EditStats, GenerationConfig, copy_on_read
+from fisedit.values import AdapterUse, EditMask, EditRun, EditScript, EditStats, GenerationConfig, copy_on_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -248,3 +248,19 @@ class History(Sequence[EditResult]):
     def __iter__(self) -> Iterator[EditResult]:
         """Iterate over the results in the order of making."""
         return iter(self._results.values())
+
+
+@dataclass(frozen=True, eq=False)
+class SessionAssets:
+    """The adapters and reference images that the results of a session refer to.
+
+    Args:
+        adapters: Path or hub id of an adapter -> how it takes part, and what it is loaded with.
+        references: Digest of a reference image -> the image.
+    """
+
+    adapters: Mapping[str, AdapterUse]
+    references: Mapping[str, Image]
+
+
+NO_ASSETS = SessionAssets({}, {})

@@ -15,8 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from fisedit.decoder import tiles as vae_tiles
 from tests.support import ceilings, sweeps
 from tests.support.processes import Run
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
     from diffusers import StableDiffusionPipeline
 
+    from benchmarks.classifier import SceneClassifier
     from fisedit import Editor
-    from fisedit.evaluation.classifier import SceneClassifier
     from fisedit.history import EditResult
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny tensors lose more to thread hand-over than they gain
@@ -158,7 +160,7 @@ def judge() -> SceneClassifier:
     """The classifier of scenes with random weights."""
     import torch
 
-    from fisedit.evaluation.classifier import SceneClassifier
+    from benchmarks.classifier import SceneClassifier
 
     torch.manual_seed(0)
     return SceneClassifier().eval()
@@ -209,3 +211,20 @@ def model(pipelines: LazyPipelines, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "model"
     pipelines["demo"].save_pretrained(folder)
     return folder
+
+
+FAR = 512
+
+
+@pytest.fixture
+def boxed(monkeypatch):
+    """Boxes however large they are."""
+    monkeypatch.setattr(vae_tiles, "DENSE_SHARE", np.inf)
+    monkeypatch.setattr(vae_tiles, "DENSE_CELLS", 0)
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """Rows and a halo that reach everywhere."""
+    monkeypatch.setattr(vae_tiles, "HALO", FAR)
+    monkeypatch.setattr(vae_tiles, "DILATION", FAR)

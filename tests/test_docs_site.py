@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fisedit.evaluation import row_diagram
+from benchmarks import row_diagram
 from tests.support.documents import ROOT
 
 

@@ -18,29 +18,34 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors              what is raised on purpose",
     "values              frozen values, checked once",
+    "prompts             what do the words say?",
+    "machine             what runs it: device, memory, time by stage",
     "models history      a diffusers model, loaded and checked | the tree of results",
-    "storage             pictures, metadata and sessions on disk",
+    "metadata            what does a file say beside its pixels?",
+    "storage             pictures, masks and tables as files",
     "sparse_kernels      kernels on compact rows, and their index tables",
-    "sparse              the UNet and the VAE decoder on active rows over cached features",
+    "features            what was recorded, how is it kept?",
+    "sparse              how is a block computed on rows?",
+    "decoder             how do rows become pixels?",
+    "costs               what does it take?",
     "adapters            what changes a UNet's maps: inject, scale, eject",
+    "runners             who executes a step?",
     "sampling            schedulers, inversion, the denoising loops",
     "masking             two prompts to a mask",
-    "edit_requests       a picture to be made, checked as a whole",
-    "planner             a request to a plan",
-    "rendering           a plan to a picture",
-    "pipeline            a request to a result",
+    "edits               a request to a result",
     "diagnosis           what a machine takes: calibration, plans, profiles",
+    "sessions            saved and reopened",
     "editor              the public face",
     "clips               an edit of one source for every drive",
     "integrations        interfaces of other libraries",
     "batch               folders, resumable",
-    "evaluation          figures, and the truth that they are held to",
+    "bench               edits beside dense runs, and a model's validation",
     "cli                 thin commands",
     "__main__            python -m fisedit",
 )
 """fisedit from the bottom to the top. A module imports from its own package and from the rows above its own here."""
 
-ENGINE = {"sparse_kernels", "sparse", "sampling", "masking", "edit_requests", "planner", "rendering", "pipeline"}
+ENGINE = {"sparse_kernels", "features", "sparse", "decoder", "runners", "sampling", "masking", "edits"}
 """What the command line never imports: it uses the public face, files, and what measures."""
 
 HEAVY = {"torch", "diffusers", "transformers", "skimage", "scipy", "gradio", "triton", "compel", "PIL", "numpy", "ray"}
@@ -91,6 +96,11 @@ def modules() -> list[str]:
 def test_imports_point_one_way():
     assert not [f"say in ORDER where {name} belongs" for name in modules() if name.split(".")[0] not in RANK]
     assert not [f"{name} imports {target}, which lies above it" for name in modules() for target in upward(name)]
+
+
+def test_the_package_needs_nothing_beside_it():
+    for package in ("benchmarks", "training", "tests", "tools"):
+        assert not [name for name in modules() if list(imported(FISEDIT[name], package))]
 
 
 def upward(name: str) -> list[str]:

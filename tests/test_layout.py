@@ -8,7 +8,12 @@ from pathlib import Path
 from tests.support.documents import ROOT
 
 TESTS = ROOT / "tests"
-PACKAGES = {"app": ROOT / "app", "training": ROOT / "training", "support": TESTS / "support"}
+PACKAGES = {
+    "app": ROOT / "app",
+    "benchmarks": ROOT / "benchmarks",
+    "training": ROOT / "training",
+    "support": TESTS / "support",
+}
 """Folders of tests for something else than a package of fisedit."""
 
 ELSEWHERE = {
@@ -20,8 +25,8 @@ ELSEWHERE = {
     "app/test_page": "the page's scripts and styles in a real browser",
     "app/test_safety": "hostile requests to a server that runs",
     "batch/test_images": "kinds of pictures and masks through a whole batch",
-    "evaluation/quality/test_quality_guard": "figures of the shipped model that must not fall",
-    "sparse/test_host_sync": "no operation of a captured step or decode makes the host wait",
+    "benchmarks/quality/test_quality_guard": "figures of the shipped model that must not fall",
+    "runners/test_host_sync": "no operation of a captured step or decode makes the host wait",
     "sparse_kernels/test_triton": "the package sparse_kernels.triton through its backend",
     "sparse_kernels/test_triton_compiles": "the same, compiled for a GPU that is not here",
     "sparse_kernels/test_triton_count": "how many kernels a whole step takes",

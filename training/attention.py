@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from skimage.filters import threshold_otsu
 from torch import Tensor
 
+from benchmarks.scenes.drawing import Mask
 from fisedit.adapters.training.draws import generator_for
-from fisedit.evaluation.scenes.drawing import Mask
 from training.grounding import record_cross_attention
 from training.latents import LatentScenes
 

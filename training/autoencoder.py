@@ -11,9 +11,9 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.scenes.appearance import Appearance
+from benchmarks.scenes.drawing import Bytes
 from fisedit.adapters.training.draws import generator_for
-from fisedit.evaluation.scenes.appearance import Appearance
-from fisedit.evaluation.scenes.drawing import Bytes
 from training.config import Autoencoder, Config
 from training.gamut import HUES, colour_error, drawn_objects
 from training.models import adopt

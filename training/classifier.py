@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisedit.evaluation.classifier import SIDE, WORDS, SceneClassifier, classify, scene_labels
-from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
+from benchmarks.classifier import SIDE, WORDS, SceneClassifier, classify, scene_labels
+from benchmarks.scenes.layout import sample_scene
+from benchmarks.scenes.scene import RenderedScene, Scene, render
 from training.config import Plan
 from training.loop import train
 from training.pictures import draw_pictures, to_tensor

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
 
-from fisedit.evaluation.scenes.drawing import Bytes
-from fisedit.evaluation.scenes.scene import Scene, render
+from benchmarks.scenes.drawing import Bytes
+from benchmarks.scenes.scene import Scene, render
 from training.config import Plan
 from training.loop import train
 from training.pictures import sample_known

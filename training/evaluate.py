@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline
 
+from benchmarks.classifier import SceneClassifier, classify, frechet_distance
+from benchmarks.scenes.drawing import Bytes
+from benchmarks.scenes.prompts import describe_scene
+from benchmarks.scenes.scene import Scene
 from fisedit.adapters.training.draws import generator_for
-from fisedit.evaluation.classifier import SceneClassifier, classify, frechet_distance
-from fisedit.evaluation.scenes.drawing import Bytes
-from fisedit.evaluation.scenes.prompts import describe_scene
-from fisedit.evaluation.scenes.scene import Scene
 from training.attention import measure_localisation
 from training.autoencoder import psnr, reconstruct
 from training.classifier import trained_classifier

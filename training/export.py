@@ -14,8 +14,8 @@ import torch
 from diffusers import StableDiffusionPipeline
 from transformers import CLIPTokenizer
 
-from fisedit.evaluation.scenes.prompts import prompt_words
-from fisedit.evaluation.scenes.vocabulary import OBJECT
+from benchmarks.scenes.prompts import prompt_words
+from benchmarks.scenes.vocabulary import OBJECT
 from fisedit.models.vocabulary import VOCABULARY_FILE
 from training.autoencoder import AutoencoderStage, DecoderStage
 from training.config import Config, ConfigError, load_config

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from diffusers import DPMSolverMultistepScheduler, LCMScheduler, StableDiffusionPipeline
 
-from fisedit.evaluation.classifier import SceneClassifier, load_classifier
-from fisedit.evaluation.quality.edit_quality import CLASSIFIER_FILE
-from fisedit.evaluation.scenes.prompts import describe_scene
+from benchmarks.classifier import SceneClassifier, load_classifier
+from benchmarks.quality.edit_quality import CLASSIFIER_FILE
+from benchmarks.scenes.prompts import describe_scene
 from training.config import load_config
 from training.evaluate import Sampling, count_objects, draw_prompts, evaluation_scenes
 from training.pictures import save_sheet

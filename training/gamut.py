@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
-from fisedit.evaluation.scenes.appearance import Appearance
-from fisedit.evaluation.scenes.drawing import Bytes, Mask
-from fisedit.evaluation.scenes.scene import render
+from benchmarks.scenes.appearance import Appearance
+from benchmarks.scenes.drawing import Bytes, Mask
+from benchmarks.scenes.scene import render
 from training.pictures import to_bytes, to_tensor
 from training.references import sample_plain_scene
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from fisedit.evaluation.scenes.prompts import ScenePrompt, describe_scene
+from benchmarks.scenes.prompts import ScenePrompt, describe_scene
 from fisedit.values import LATENT_FACTOR
 from training.loop import save_whole
 from training.pictures import sample_view, to_tensor

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fisedit.evaluation.scenes.appearance import Palette, sample_appearance
-from fisedit.evaluation.scenes.drawing import CELLS, Bytes
-from fisedit.evaluation.scenes.held_out import has_unseen_words, is_unseen
-from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.scene import RenderedScene, Scene, render
-from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY, SKY_WORDS, SceneVocabulary
+from benchmarks.scenes.appearance import Palette, sample_appearance
+from benchmarks.scenes.drawing import CELLS, Bytes
+from benchmarks.scenes.held_out import has_unseen_words, is_unseen
+from benchmarks.scenes.layout import sample_scene
+from benchmarks.scenes.scene import RenderedScene, Scene, render
+from benchmarks.scenes.vocabulary import FULL_VOCABULARY, SKY_WORDS, SceneVocabulary
 
 PIXELS_PER_CELL = 8
 _CLOSE = 16  # cells of a close-up; an undressed object has at most 14

@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisedit.adapters.drive_networks import DriveNetwork
+from benchmarks.scenes.held_out import is_unseen
+from benchmarks.scenes.posed import PosedScene, render_posed, sample_posed
+from benchmarks.scenes.prompts import describe_scene
+from benchmarks.scenes.vocabulary import FULL_VOCABULARY
+from fisedit.adapters.hellomeme.drive_networks import DriveNetwork
+from fisedit.adapters.hellomeme.pose_picture import draw_pose
 from fisedit.adapters.insertion_points import inject_maps, insertion_points
-from fisedit.adapters.pose_picture import draw_pose
 from fisedit.adapters.training.draws import generator_for
-from fisedit.evaluation.scenes.held_out import is_unseen
-from fisedit.evaluation.scenes.posed import PosedScene, render_posed, sample_posed
-from fisedit.evaluation.scenes.prompts import describe_scene
-from fisedit.evaluation.scenes.vocabulary import FULL_VOCABULARY
 from fisedit.values import LATENT_FACTOR
 from fisedit.values.drive import EXPRESSIONS, FACE
 from training.companions import parse_run

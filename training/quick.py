@@ -6,7 +6,7 @@ import torch
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from fisedit.models.malloc import keep_freed_memory
+from fisedit.machine.malloc import keep_freed_memory
 
 
 class QuickResnet(ResnetBlock2D):  # type: ignore[misc]

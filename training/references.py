@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fisedit.evaluation.scenes.appearance import PATTERNS, Appearance, Palette, sample_appearance
-from fisedit.evaluation.scenes.drawing import Bytes, Mask
-from fisedit.evaluation.scenes.held_out import has_unseen_words
-from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.prompts import describe_scene
-from fisedit.evaluation.scenes.scene import Scene, render
+from benchmarks.scenes.appearance import PATTERNS, Appearance, Palette, sample_appearance
+from benchmarks.scenes.drawing import Bytes, Mask
+from benchmarks.scenes.held_out import has_unseen_words
+from benchmarks.scenes.layout import sample_scene
+from benchmarks.scenes.prompts import describe_scene
+from benchmarks.scenes.scene import Scene, render
 
 _SAME = 0.5  # share of references that show the target's own kind of object
 _TWO = 0.3  # and of those targets, the share with another object beside it

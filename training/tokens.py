@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from transformers import CLIPTokenizer
 
-from fisedit.evaluation.scenes.prompts import ScenePrompt, prompt_words
+from benchmarks.scenes.prompts import ScenePrompt, prompt_words
 
 LENGTH = 77
 START, END = "<|startoftext|>", "<|endoftext|>"

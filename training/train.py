@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from fisedit.evaluation.scenes.drawing import FontMissing
+from benchmarks.scenes.drawing import FontMissing
 from training.autoencoder import AutoencoderStage, DecoderStage, held_out_pictures, training_pictures
 from training.config import Config, ConfigError, Plan, load_config
 from training.denoiser import DenoiserStage

@@ -22,9 +22,9 @@ from fisedit.adapters.insertion_points import MapChange, inject_maps, insertion_
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
 
+    from fisedit.features.sites import CrossKeys
     from fisedit.models.injection import Injection
     from fisedit.sparse.executor import ExtraSite, SideNetwork, TakeMap
-    from fisedit.sparse.modules import CrossKeys
     from fisedit.sparse_kernels.row_plan import SparsePlan
 
 Grids = Sequence[tuple[int, int]]

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
+from fisedit.costs.macs import unet_macs
 from fisedit.errors import AdapterError, UnsupportedModuleError
+from fisedit.features.sites import encoder_sites, loras
 from fisedit.sparse.blocks import EncoderBlocks
 from fisedit.sparse.executor import UNetInputs, is_recorded
-from fisedit.sparse.macs import unet_macs
-from fisedit.sparse.modules import encoder_sites, loras
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import CONTROL
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.base import Grids
     from fisedit.adapters.picture_adapter import AdapterInputs
+    from fisedit.features.cache import CachedFeatures
+    from fisedit.features.sites import LayerSite
     from fisedit.models.injection import Replacement
     from fisedit.sparse.executor import SideNetwork, TakeMap
-    from fisedit.sparse.feature_cache import CachedFeatures
-    from fisedit.sparse.modules import LayerSite
     from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import AdapterUse
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fisedit.adapters.base import UNetAdapter, items_of
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError
-from fisedit.sparse.modules import CrossKeys, Role, unet_sites
+from fisedit.features.sites import CrossKeys, Role, unet_sites
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fisedit.adapters import drive_files
-from fisedit.adapters.checkpoints import load_adapter
-from fisedit.adapters.drive_files import is_control_network, load_control_network
-from fisedit.adapters.motion_files import MOTION_ADAPTERS, is_motion_adapter, load_motion_adapter
+from fisedit.adapters.hellomeme import drive_files
+from fisedit.adapters.hellomeme.drive_files import is_control_network, load_control_network
+from fisedit.adapters.hellomeme.motion_files import MOTION_ADAPTERS, is_motion_adapter, load_motion_adapter
 from fisedit.adapters.network_files import NETWORKS, load_network, network_kind
 from fisedit.adapters.picture_adapter import PictureAdapter
-from fisedit.adapters.row_column_reader import RowColumnReader
+from fisedit.adapters.row_column.checkpoints import load_adapter
+from fisedit.adapters.row_column.reader import RowColumnReader
 from fisedit.errors import AdapterError, ModelError
 from fisedit.models import paths
 from fisedit.models.conversion import check_finite

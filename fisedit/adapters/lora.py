@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 
 from fisedit.adapters.lora_layouts import LayerChange, read_changes
 from fisedit.errors import AdapterError, ModelError, NumericsError
-from fisedit.models.device import default_torch_state
+from fisedit.features.sites import base_layer
+from fisedit.machine.device import default_torch_state
 from fisedit.models.injection import exclusive
 from fisedit.models.paths import DEMO_LORAS, demo_adapter_folder, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_metadata
-from fisedit.sparse.modules import base_layer
 from fisedit.values import check_scale, make_generation_config
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fisedit.errors import AdapterError, ModelError, as_text
+from fisedit.features.sites import base_layer
 from fisedit.models.weight_files import read_json, read_metadata, read_shapes
-from fisedit.sparse.modules import base_layer
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.adapters.base import UNetAdapter
+    from fisedit.features.cache import CachedFeatures
     from fisedit.sparse.executor import Executor
-    from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.values import AdapterUse, GenerationConfig
 
     T = TypeVar("T")

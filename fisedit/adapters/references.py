@@ -18,10 +18,10 @@ from torch import nn
 
 from fisedit.adapters.picture_adapter import AdapterInputs
 from fisedit.errors import AdapterError, InputError
+from fisedit.history import SessionAssets
 from fisedit.models.injection import exclusive
 from fisedit.models.weight_changes import check_files, count_changes
 from fisedit.storage.canvas import to_canvas, to_editable
-from fisedit.storage.session_reader import SessionAssets
 from fisedit.values import CONTROL, DRIVE, MOTION, REFERENCE, AdapterReference, AdapterUse, SavedAdapter, check_scale
 from fisedit.values.drive import Drive
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from fisedit.adapters.base import UNetAdapter
     from fisedit.adapters.picture_adapter import PictureAdapter
+    from fisedit.features.cache import CachedFeatures
     from fisedit.sparse.executor import Executor
-    from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.values import Box, GenerationConfig
 
 _SAME_LEVEL = 16

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from fisedit.errors import AdapterError, InputError, ModelError, PromptError, SessionError
-from fisedit.models.device import default_torch_state
+from fisedit.machine.device import default_torch_state
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
-from fisedit.models.prompt_chunks import MAX_CHUNKS, added_tokens, split_chunks
-from fisedit.models.prompt_weighting import parse
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import read_shapes
-from fisedit.values.prompt_syntax import named_embeddings
+from fisedit.prompts.chunks import MAX_CHUNKS, added_tokens, split_chunks
+from fisedit.prompts.syntax import named_embeddings
+from fisedit.prompts.weighting import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,9 @@ from typing import TypeAlias
 from fisedit.batch.input_tables import EditRow, read_captions, read_edits
 from fisedit.batch.values import BatchItem, BatchJob, OutputFormat
 from fisedit.errors import InputError
+from fisedit.prompts.syntax import check_syntax
 from fisedit.storage.file_kinds import OTHER, file_kind
 from fisedit.storage.files import IMAGE_FORMATS
-from fisedit.values.prompt_syntax import check_syntax
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """Suffixes of files that are edited, and fail if they are no pictures; others are where they hold one. Hidden files

@@ -36,9 +36,9 @@ from fisedit.batch.values import (
 from fisedit.errors import InputError, as_text
 from fisedit.integrations import mask_providers
 from fisedit.models.paths import DEMO_ADAPTERS, demo_adapter_folder, expand_home, model_digest
+from fisedit.prompts.syntax import check_syntax
 from fisedit.storage import files
 from fisedit.values import check_quality, make_generation_config
-from fisedit.values.prompt_syntax import check_syntax
 
 if TYPE_CHECKING:
     from fisedit.values import OnStep

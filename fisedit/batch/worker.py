@@ -20,11 +20,11 @@ from fisedit.batch.values import BatchItem, BatchSettings, ItemFailure, ItemOutp
 from fisedit.editor import Editor
 from fisedit.errors import Cancelled, FisEditError, NumericsError
 from fisedit.integrations.mask_providers import ALPHA, find, open_provider
+from fisedit.machine.malloc import keep_freed_memory
 from fisedit.masking.region import Region
-from fisedit.models.malloc import keep_freed_memory
+from fisedit.metadata.image_metadata import Metadata, read_metadata
 from fisedit.storage import images
 from fisedit.storage.canvas import needs_crop, to_editable, upright_size
-from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.mask_images import decode_mask
 from fisedit.values import MaskSource
 

@@ -18,7 +18,7 @@ from fisedit.cli import options as opt
 from fisedit.cli.bench import bench
 from fisedit.cli.clip import drive
 from fisedit.errors import InputError
-from fisedit.models.malloc import keep_freed_memory
+from fisedit.machine.malloc import keep_freed_memory
 
 _INTERRUPTED = 130  # typer's status for a KeyboardInterrupt
 

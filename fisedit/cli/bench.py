@@ -9,10 +9,7 @@ from typing import Any
 
 import typer
 
-from fisedit.cli import options as opt
-from fisedit.cli.bench_reports import measurement, show_report, write_report
-from fisedit.cli.option_values import parse_areas, parse_seed, refuse_beside_adapter
-from fisedit.evaluation.settings import (
+from fisedit.bench.settings import (
     DriveQualitySettings,
     EditQualitySettings,
     EvaluationSettings,
@@ -20,6 +17,9 @@ from fisedit.evaluation.settings import (
     ReferenceQualitySettings,
     SpeedSettings,
 )
+from fisedit.cli import options as opt
+from fisedit.cli.bench_reports import measurement, show_report, write_report
+from fisedit.cli.option_values import parse_areas, parse_seed, refuse_beside_adapter
 from fisedit.storage import files
 
 bench = typer.Typer(help="Measure fisedit against dense diffusers.")
@@ -58,7 +58,7 @@ def bench_edit(
         local_files_only=local_files_only,
     )
     on_gpu = (device or "").startswith("cuda")  # graphs only on a GPU that was asked for
-    module = import_module(f"fisedit.evaluation.{'cuda_speed' if on_gpu else 'speed'}")
+    module = import_module(f"fisedit.bench.{'cuda_speed' if on_gpu else 'speed'}")
     keep = {"on_report": partial(write_report, output=output)} if on_gpu and output is not None else {}
     with measurement(output) as on_step:
         report = module.measure_edit_speed(settings, on_step, **keep)
@@ -90,7 +90,7 @@ def bench_workload(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.mask_traces").measure_workload(settings, on_step)
+        report = import_module("benchmarks.mask_traces").measure_workload(settings, on_step)
     show_report(report, output, json, "summary")
 
 
@@ -119,7 +119,7 @@ def bench_costs(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.cost_predictions").measure_predictions(settings, on_step)
+        report = import_module("benchmarks.cost_predictions").measure_predictions(settings, on_step)
     show_report(report, output, json, "summary")
 
 
@@ -148,7 +148,7 @@ def bench_adapters(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.adapter_speed").measure_adapter_speed(settings, on_step)
+        report = import_module("benchmarks.adapter_speed").measure_adapter_speed(settings, on_step)
     show_report(report, output, json, "summary")
 
 
@@ -175,7 +175,7 @@ def bench_fidelity(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.fidelity").measure_fidelity(settings, on_step)
+        report = import_module("benchmarks.fidelity").measure_fidelity(settings, on_step)
     show_report(report, output, json, "summary")
 
 
@@ -193,7 +193,7 @@ def bench_records(
     speed = SpeedSettings(size=size, repeats=repeats, device=device, dtype=dtype)
     fidelity = FidelitySettings(edits=edits, device=device, dtype=dtype)
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.record_encodings").measure_record_encodings(speed, fidelity, on_step)
+        report = import_module("benchmarks.record_encodings").measure_record_encodings(speed, fidelity, on_step)
     show_report(report, output, json, "summary")
 
 
@@ -220,7 +220,7 @@ def bench_tiers(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.record_tiers").measure_record_tiers(settings, on_step)
+        report = import_module("benchmarks.record_tiers").measure_record_tiers(settings, on_step)
     show_report(report, output, json, "summary", "memory")
 
 
@@ -257,7 +257,7 @@ def _add_scene_benchmark(name: str, module: str, measure: str, count: int, table
 
 _add_scene_benchmark(
     "masks",
-    "fisedit.evaluation.quality.mask_quality",
+    "benchmarks.quality.mask_quality",
     "measure_mask_quality",
     120,
     ("summary", "classes", "calibration"),
@@ -265,7 +265,7 @@ _add_scene_benchmark(
 )
 _add_scene_benchmark(
     "picks",
-    "fisedit.evaluation.picks",
+    "benchmarks.picks",
     "measure_picks",
     100,
     ("summary",),
@@ -273,7 +273,7 @@ _add_scene_benchmark(
 )
 _add_scene_benchmark(
     "erase",
-    "fisedit.evaluation.erasing",
+    "benchmarks.erasing",
     "measure_erasing",
     100,
     ("summary",),
@@ -283,7 +283,7 @@ _add_scene_benchmark(
 
 def _measure_with_adapter(settings: ReferenceQualitySettings, output: Path | None) -> dict[str, Any]:
     """Edits with and without a reference."""
-    measured = import_module("fisedit.evaluation.quality.reference_quality")
+    measured = import_module("benchmarks.quality.reference_quality")
     with measurement(output) as on_step:
         report: dict[str, Any] = measured.measure_reference_quality(settings, on_step)
     return report
@@ -339,7 +339,7 @@ def bench_quality(
         **shared,
     )
     with measurement(output, journal) as on_step:
-        report = import_module("fisedit.evaluation.quality.edit_quality").measure_edit_quality(settings, on_step)
+        report = import_module("benchmarks.quality.edit_quality").measure_edit_quality(settings, on_step)
     show_report(report, output, json, "summary", "classes", "whole")
 
 
@@ -370,7 +370,7 @@ def bench_drive(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("fisedit.evaluation.drive_quality").measure_drive_quality(settings, on_step)
+        report = import_module("benchmarks.drive_quality").measure_drive_quality(settings, on_step)
     show_report(report, output, json, "summary")
 
 

@@ -22,14 +22,14 @@ def measurement(*outputs: Path | None) -> Iterator[OnStep]:
     """Progress of a measurement, once its output files are known to be writable."""
     for output in outputs:
         files.check_file_path(output)
-    import_module("fisedit.evaluation.environment").code_state()  # of the code as it is when the run begins
+    import_module("fisedit.bench.environment").code_state()  # of the code as it is when the run begins
     with console.progress("Measuring", lines=True) as on_step:
         yield on_step
 
 
 def write_report(report: dict[str, Any], output: Path | None) -> dict[str, Any]:
     """Write a benchmark's report with its environment, which is returned."""
-    report = import_module("fisedit.evaluation.environment").with_environment(report)
+    report = import_module("fisedit.bench.environment").with_environment(report)
     if output is not None:
         files.write_json(report, output)
     return report

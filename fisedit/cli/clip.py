@@ -115,7 +115,7 @@ def _show(frames: ClipFrames, output: Path, notes: tuple[str, ...], *, json: boo
 def _open(context: typer.Context, picture: Image, on_step: OnStep) -> Editor:
     """An editor whose current picture is the source, with its adapters."""
     from fisedit import Editor
-    from fisedit.storage.image_metadata import read_metadata
+    from fisedit.metadata.image_metadata import read_metadata
 
     given = context.params
     place = {name: given[name] for name in ("device", "dtype", "local_files_only")}

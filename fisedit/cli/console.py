@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from fisedit.batch.values import BatchOutcome, ItemRecord
     from fisedit.history import EditResult
-    from fisedit.storage.image_metadata import Metadata
-    from fisedit.storage.provenance import Origin
+    from fisedit.metadata.image_metadata import Metadata
+    from fisedit.metadata.provenance import Origin
     from fisedit.values import EditStats, OnStep
 
 _STATUS: tuple[tuple[type[BaseException], str, int], ...] = (

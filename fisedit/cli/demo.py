@@ -16,7 +16,7 @@ from fisedit.storage.contact_sheet import make_sheet, overlay
 
 if TYPE_CHECKING:
     from fisedit import Editor, EditResult
-    from fisedit.storage.image_metadata import Metadata
+    from fisedit.metadata.image_metadata import Metadata
     from fisedit.values import OnStep
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach", "a dog and a castle on a beach")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fisedit.bench.settings import ValidationSettings
 from fisedit.cli import console
 from fisedit.cli import options as opt
 from fisedit.cli.inputs import check_config
 from fisedit.cli.option_values import parse_areas
 from fisedit.errors import InputError
-from fisedit.evaluation.settings import ValidationSettings
 from fisedit.storage import files
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def validate(
         local_files_only=local_files_only,
     )
     files.check_output_folder(output)
-    from fisedit.evaluation.model_validation import PAGE, validate_model
+    from fisedit.bench.validation import PAGE, validate_model
 
     with console.progress("Validating") as on_step:
         report = validate_model(settings, output, on_step)
@@ -130,8 +130,8 @@ def plan(
     check_config(context.params)
     from fisedit import Editor
     from fisedit.diagnosis import plan as planning
-    from fisedit.models.device import choose_device
-    from fisedit.models.machine import free_bytes
+    from fisedit.machine.device import choose_device
+    from fisedit.machine.hardware import free_bytes
 
     free = free_bytes(choose_device(device))  # without the model, whose weights are counted
     settings = planning.PlanSettings(

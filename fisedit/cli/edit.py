@@ -16,7 +16,8 @@ from fisedit.cli.edit_checks import CONFIG, check_new, check_output_size, check_
 from fisedit.cli.inputs import check_settings, input_files, load_adapters, options_given, read_conditions, read_image
 from fisedit.cli.places import edit_areas, parse_sides
 from fisedit.errors import InputError
-from fisedit.storage import files, session_folder
+from fisedit.sessions import folder as session_folder
+from fisedit.storage import files
 
 if TYPE_CHECKING:
     from fisedit import Editor, Region
@@ -233,7 +234,7 @@ def show(picture: opt.Shown, json: opt.Json = False) -> None:
     """Print how a picture was made, from its file."""
     opened = read_image(picture)
     assert opened is not None
-    from fisedit.storage import image_metadata, provenance
+    from fisedit.metadata import image_metadata, provenance
 
     metadata = image_metadata.read_metadata(opened.image)
     origin = provenance.parse_origin(metadata)

@@ -10,7 +10,7 @@ from fisedit.adapters.control_pictures import is_canny
 from fisedit.cli.inputs import options_given
 from fisedit.cli.places import check_marks, parse_sides
 from fisedit.errors import InputError, SessionError
-from fisedit.storage import session_folder
+from fisedit.sessions import folder as session_folder
 
 CONFIG = (
     "seed",

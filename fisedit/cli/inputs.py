@@ -93,8 +93,8 @@ def check_settings(context: typer.Context) -> None:
     Raises:
         PromptError: a prompt that cannot be used. InputError: another value out of range.
     """
+    from fisedit.prompts.syntax import check_syntax
     from fisedit.values import check_prompt
-    from fisedit.values.prompt_syntax import check_syntax
 
     given = context.params
     config = check_config(given, given["inversion"] if given.get("picture") else None)

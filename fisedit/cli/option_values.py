@@ -81,7 +81,7 @@ def parse_seed(given: str) -> int:
     Raises:
         InputError: neither.
     """
-    from fisedit.evaluation.scenes.held_out import held_out
+    from benchmarks.scenes.held_out import held_out
 
     seeds = held_out().seeds
     if given not in seeds and not (given.isascii() and given.isdigit()):

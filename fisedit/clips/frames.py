@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fisedit.adapters.motion_adapter import MotionReader
+from fisedit.adapters.hellomeme.motion_adapter import MotionReader
 
 if TYPE_CHECKING:
     from PIL.Image import Image

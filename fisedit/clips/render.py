@@ -25,13 +25,13 @@ from fisedit import __version__
 from fisedit.adapters import textual_inversion
 from fisedit.clips.frames import FrameRenderer
 from fisedit.errors import InputError, MaskError, SessionError
+from fisedit.features.sites import loras
+from fisedit.machine.device import weights_digest
 from fisedit.masking.region import Region
-from fisedit.models.device import weights_digest
-from fisedit.sparse.modules import loras
+from fisedit.sessions.folder import lock
 from fisedit.storage.canvas import to_editable, to_srgb
 from fisedit.storage.files import check_file_path, write_bytes, write_file
 from fisedit.storage.images import check_size, encode
-from fisedit.storage.session_folder import lock
 
 if TYPE_CHECKING:
     from fisedit.editor import Editor

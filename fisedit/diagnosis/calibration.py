@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fisedit.costs import store as cost_store
+from fisedit.costs.macs import decode_work
+from fisedit.costs.spans import recorded_spans
+from fisedit.costs.table import Measurements, step_work
+from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.diagnosis.transfer_rates import transfer_rates
 from fisedit.errors import InputError, as_text
+from fisedit.machine.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.masking.region import Region
-from fisedit.models.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
-from fisedit.sparse import cost_store
-from fisedit.sparse.cost_table import Measurements, step_work
-from fisedit.sparse.layer_spans import recorded_spans
-from fisedit.sparse.macs import decode_work
-from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
 
 if TYPE_CHECKING:
-    from fisedit.edit_requests import EditRequest
+    from fisedit.costs.model import Costs
+    from fisedit.costs.table import CostTable
+    from fisedit.edits.pipeline import EditPipeline
+    from fisedit.edits.requests import EditRequest
     from fisedit.history import EditResult
-    from fisedit.models.stopwatch import Span
-    from fisedit.pipeline import EditPipeline
-    from fisedit.sparse.cost_model import Costs
-    from fisedit.sparse.cost_table import CostTable
+    from fisedit.machine.stopwatch import Span
     from fisedit.values import BoolGrid, GenerationConfig, OnStep
 
 SECONDS = 20.0

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fisedit import __version__
+from fisedit.costs import store as cost_store
 from fisedit.diagnosis.kernel_checks import ALLOWED, check_kernels
 from fisedit.diagnosis.layer_times import slow_layers
 from fisedit.diagnosis.transfer_rates import transfer_rates
-from fisedit.models.device import memory_bytes
-from fisedit.models.machine import available_bytes, cpu_model, num_cores, this_machine
+from fisedit.machine.device import memory_bytes
+from fisedit.machine.hardware import available_bytes, cpu_model, num_cores, this_machine
 from fisedit.models.paths import expand_home
-from fisedit.sparse import cost_store
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline

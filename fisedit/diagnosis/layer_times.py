@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fisedit.models.stopwatch import OTHER, STEP_DENSE, span
-from fisedit.sparse.layer_spans import kind_of, recorded_spans
-from fisedit.sparse.modules import unet_sites
+from fisedit.costs.spans import kind_of, recorded_spans
+from fisedit.features.sites import unet_sites
+from fisedit.machine.stopwatch import OTHER, STEP_DENSE, span
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fisedit.costs import store as cost_store
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
-from fisedit.models.device import choose_dtype
+from fisedit.features.codec import choose_encoding
+from fisedit.features.pages import free_page_bytes
+from fisedit.machine.device import choose_dtype
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse import cost_store
-from fisedit.sparse.feature_codec import choose_encoding
-from fisedit.storage.pages import free_page_bytes
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import torch
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.sparse.cost_model import Costs
-    from fisedit.sparse.cost_table import CostTable
-    from fisedit.sparse.record_size import RecordSize
+    from fisedit.costs.model import Costs
+    from fisedit.costs.table import CostTable
+    from fisedit.features.record_size import RecordSize
     from fisedit.values import GenerationConfig
 
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fisedit.models.stopwatch import OTHER, STEP, SpanRecorder
-from fisedit.sparse.layer_spans import layer_work, recorded_spans
-from fisedit.sparse.modules import unet_sites
+from fisedit.costs.spans import layer_work, recorded_spans
+from fisedit.features.sites import unet_sites
+from fisedit.machine.stopwatch import OTHER, STEP, SpanRecorder
 from fisedit.storage import files
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.models.stopwatch import Span
-    from fisedit.sparse.modules import LayerSite
+    from fisedit.features.sites import LayerSite
+    from fisedit.machine.stopwatch import Span
 
 
 @dataclass

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import torch
 
-from fisedit.sparse import cost_store
-from fisedit.storage.pages import default_folder
+from fisedit.costs import store as cost_store
+from fisedit.features.pages import default_folder
 
 _COPIED, _WRITTEN = 1 << 26, 1 << 25
 

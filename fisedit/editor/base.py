@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from fisedit.costs import store as cost_store
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
+from fisedit.edits.pipeline import EditPipeline
+from fisedit.features.codec import choose_encoding
+from fisedit.features.pages import PageFolder, default_folder
+from fisedit.features.tiers import FeatureTiers
 from fisedit.history import EditResult, History
-from fisedit.models.device import default_torch_state
+from fisedit.machine.device import default_torch_state
+from fisedit.machine.hardware import free_bytes
 from fisedit.models.loader import load
-from fisedit.models.machine import free_bytes
 from fisedit.models.paths import absolute_name, expand_home
-from fisedit.pipeline import EditPipeline
+from fisedit.runners.stepping import Graphs
 from fisedit.sampling.denoise import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
-from fisedit.sparse import cost_store
-from fisedit.sparse.feature_codec import choose_encoding
-from fisedit.sparse.feature_tiers import FeatureTiers
-from fisedit.sparse.stepping import Graphs
-from fisedit.storage.pages import PageFolder, default_folder
-from fisedit.storage.session_store import SessionStore
+from fisedit.sessions.store import SessionStore
 from fisedit.values import (
     LATENT_FACTOR,
     OnStep,

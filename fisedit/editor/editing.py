@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fisedit.edit_requests import Repaint
+from fisedit.edits.requests import Repaint
 from fisedit.errors import AdapterError, InputError
 from fisedit.history import EditResult
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fisedit.edit_requests import Repaint
 from fisedit.editor.base import EditorBase
+from fisedit.edits.requests import Repaint
 from fisedit.errors import InputError
+from fisedit.features.sites import project_text
+from fisedit.machine.device import default_torch_state
+from fisedit.machine.stopwatch import Stopwatch
 from fisedit.masking.localize import change_heatmap
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
 from fisedit.masking.masks import count_components
 from fisedit.masking.region import Region
 from fisedit.masking.region_arguments import joined, region_of
-from fisedit.models.device import default_torch_state
-from fisedit.models.stopwatch import Stopwatch
-from fisedit.sparse.modules import project_text
 from fisedit.values import CONTROL, DRIVE, REFERENCE, EditMask, EditScript, OnStep, check_quality
 
 if TYPE_CHECKING:

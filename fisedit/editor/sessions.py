@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from PIL.Image import Resampling
 
-from fisedit.edit_requests import Repaint
+from fisedit.edits.requests import Repaint
 from fisedit.errors import PageError, SessionError
 from fisedit.history import EditResult
+from fisedit.machine.device import default_torch_state
 from fisedit.masking.region import Region
-from fisedit.models.device import default_torch_state
-from fisedit.storage import provenance
+from fisedit.metadata import provenance
+from fisedit.metadata.image_metadata import Metadata, read_metadata
+from fisedit.metadata.provenance import Origin, PastEdit
+from fisedit.sessions.store import SessionContents, SessionStore
 from fisedit.storage.canvas import (
     to_editable,
 )
 from fisedit.storage.files import check_image_path
-from fisedit.storage.image_metadata import Metadata, read_metadata
 from fisedit.storage.images import write_image
-from fisedit.storage.provenance import Origin, PastEdit
-from fisedit.storage.session_store import SessionContents, SessionStore
 from fisedit.values import (
     MaskSource,
     OnStep,
@@ -37,7 +37,7 @@ from fisedit.values import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.storage.pages import Page
+    from fisedit.features.pages import Page
     from fisedit.values import EditMask
 
 

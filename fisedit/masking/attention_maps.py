@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.sparse.feature_cache import CachedFeatures
-from fisedit.sparse.modules import LayerSite, Role
+from fisedit.features.cache import CachedFeatures
+from fisedit.features.sites import LayerSite, Role
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel

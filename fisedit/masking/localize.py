@@ -14,28 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fisedit.decoder.decode import decode
 from fisedit.errors import InputError, NumericsError, as_text
+from fisedit.features.sites import project_text
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
 from fisedit.masking.mask_options import LATENTS, OBJECT_MASKS, MaskOptions
 from fisedit.masking.segments import segment_tree
-from fisedit.masking.text_diff import words as split
-from fisedit.masking.whole_picture import object_words
-from fisedit.masking.word_classes import TaggedPrompt
 from fisedit.models.injection import exclusive
+from fisedit.prompts.text_diff import words as split
+from fisedit.prompts.whole_picture import object_words
+from fisedit.prompts.word_classes import TaggedPrompt
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps
-from fisedit.sparse.modules import project_text
-from fisedit.sparse.vae_decode import decode
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fisedit.features.cache import CachedFeatures
     from fisedit.masking.segments import SegmentTree
     from fisedit.sampling.denoise import Engine
     from fisedit.sampling.trajectory import Trajectory
-    from fisedit.sparse.feature_cache import CachedFeatures
     from fisedit.values import GenerationConfig
 
     Heatmap = NDArray[np.float32]

@@ -17,7 +17,7 @@ import numpy as np
 
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
 from fisedit.masking.masks import bounding_boxes, clean_mask, confidence, otsu
-from fisedit.masking.word_classes import ENLARGING, REDUCING
+from fisedit.prompts.word_classes import ENLARGING, REDUCING
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditMask, MaskSource
 

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from fisedit.errors import InputError, ModelError, NumericsError, as_text
+from fisedit.machine.device import choose_device, choose_dtype, default_torch_state
 from fisedit.models import validation as checks
 from fisedit.models.conversion import build, converted, current_names, origins, scale_names, trace, unscaled
-from fisedit.models.device import choose_device, choose_dtype, default_torch_state
 from fisedit.models.file_settings import MARKERS, read_settings
 from fisedit.models.group_norm import stabilise
 from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, expand_home, locate

@@ -16,8 +16,8 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 
+from fisedit.machine.device import write_count
 from fisedit.models import group_norm
-from fisedit.models.device import write_count
 from fisedit.models.injection import exclusive, injected
 from fisedit.models.validation import INPAINTING_CHANNELS
 from fisedit.values import LATENT_FACTOR

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
-from fisedit.models.prompt_chunks import BREAK
 from fisedit.models.weight_files import read_json
+from fisedit.prompts.chunks import BREAK
 
 VOCABULARY_FILE = "vocabulary.json"
 

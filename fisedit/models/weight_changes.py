@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fisedit.errors import ModelError
-from fisedit.models.device import write_count
+from fisedit.machine.device import write_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

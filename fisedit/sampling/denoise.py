@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
-from fisedit.models.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
-from fisedit.sampling.dense_steps import DenseSteps
-from fisedit.sampling.edit_plans import injected_keys, plans_of, row_plan
-from fisedit.sampling.inversion import invert_ddim
-from fisedit.sampling.latent_blend import LatentBlend
-from fisedit.sampling.linear_scheduler import LinearSampler
-from fisedit.sampling.trajectory import Trajectory
-from fisedit.sparse.executor import UNetInputs, apply_guidance, mask_queries
-from fisedit.sparse.feature_cache import (
+from fisedit.features.cache import (
     CachedFeatures,
     FeatureDelta,
     FeatureOverlay,
@@ -30,9 +22,17 @@ from fisedit.sparse.feature_cache import (
     StepFeatures,
     shifted,
 )
-from fisedit.sparse.modules import project_text
+from fisedit.features.sites import project_text
+from fisedit.machine.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
+from fisedit.runners.stepping import SparseEdit, SparseSteps
+from fisedit.sampling.dense_steps import DenseSteps
+from fisedit.sampling.edit_plans import injected_keys, plans_of, row_plan
+from fisedit.sampling.inversion import invert_ddim
+from fisedit.sampling.latent_blend import LatentBlend
+from fisedit.sampling.linear_scheduler import LinearSampler
+from fisedit.sampling.trajectory import Trajectory
+from fisedit.sparse.executor import UNetInputs, apply_guidance, mask_queries
 from fisedit.sparse.row_layout import scatter
-from fisedit.sparse.stepping import SparseEdit, SparseSteps
 from fisedit.sparse_kernels.row_plan import SparsePlan
 from fisedit.values import DENSE_STEP, GenerationConfig
 

@@ -11,26 +11,26 @@ from torch import Tensor
 
 from fisedit.adapters.textual_inversion import used
 from fisedit.errors import PageError
-from fisedit.models.injection import exclusive
-from fisedit.models.stopwatch import StepWork
-from fisedit.sampling.engine_base import EngineBase
-from fisedit.sampling.scheduler import Sampler, mask_steps
-from fisedit.sampling.trajectory import Trajectory, max_injection_steps
-from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
-from fisedit.sparse.executor import mask_queries
-from fisedit.sparse.feature_cache import (
+from fisedit.features.cache import (
     CachedFeatures,
     FeatureOverlay,
     ShiftedFeatures,
     StepFeatures,
     with_last_branch,
 )
-from fisedit.sparse.modules import loras, project_text
+from fisedit.features.sites import loras, project_text
+from fisedit.machine.stopwatch import StepWork
+from fisedit.models.injection import exclusive
+from fisedit.sampling.engine_base import EngineBase
+from fisedit.sampling.scheduler import Sampler, mask_steps
+from fisedit.sampling.trajectory import Trajectory, max_injection_steps
+from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
+from fisedit.sparse.executor import mask_queries
 from fisedit.values import GenerationConfig
 
 if TYPE_CHECKING:
-    from fisedit.sparse.feature_tiers import Remake
-    from fisedit.storage.pages import Page
+    from fisedit.features.pages import Page
+    from fisedit.features.tiers import Remake
 
 
 class DenseSteps(EngineBase):

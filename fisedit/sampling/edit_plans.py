@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fisedit.sparse.modules import project_text
+from fisedit.features.sites import project_text
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, divide_text, hide_keys, make_row_plan
 from fisedit.values import DENSE_STEP

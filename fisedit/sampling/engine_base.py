@@ -11,26 +11,26 @@ from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References
+from fisedit.costs.model import CostedLayers, Costs
+from fisedit.decoder.tiles import COARSE_LEVELS
+from fisedit.features.codec import AS_RECORDED, FeatureEncoding
+from fisedit.features.record_size import RecordSize
+from fisedit.features.sites import LayerSite, Role, decoder_sites, loras
+from fisedit.features.tiers import FeatureTiers
+from fisedit.models.layer_changes import check_layers
+from fisedit.runners.stepping import Graphs
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.prompt_encoding import PromptEncoder
 from fisedit.sampling.scheduler import Sampler, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
-from fisedit.sparse.cost_model import CostedLayers, Costs
 from fisedit.sparse.executor import Executor, mask_queries
-from fisedit.sparse.feature_codec import AS_RECORDED, FeatureEncoding
-from fisedit.sparse.feature_tiers import FeatureTiers
-from fisedit.sparse.layer_changes import check_layers
-from fisedit.sparse.modules import LayerSite, Role, decoder_sites, loras
-from fisedit.sparse.record_size import RecordSize
-from fisedit.sparse.stepping import Graphs
-from fisedit.sparse.vae_tiles import COARSE_LEVELS
 from fisedit.sparse_kernels.row_plan import SparsePlan
 from fisedit.values import GenerationConfig, level_grids
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.sparse.cost_table import CostTable
+    from fisedit.costs.table import CostTable
 
 
 class EngineBase:

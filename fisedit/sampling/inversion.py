@@ -14,7 +14,7 @@ from diffusers import DDIMInverseScheduler, DDIMScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
 from fisedit.errors import InputError, NumericsError
-from fisedit.models.device import advice_on_overflow
+from fisedit.machine.device import advice_on_overflow
 from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import torch
 
 from fisedit.adapters import textual_inversion
 from fisedit.models.injection import exclusive
-from fisedit.models.prompt_chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
-from fisedit.models.prompt_weighting import WeightedPrompt, clamped_notes, parse
-from fisedit.models.text_embeddings import embeddings
 from fisedit.models.vocabulary import vocabulary_of
-from fisedit.values.prompt_syntax import syntax_notes
+from fisedit.prompts.chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
+from fisedit.prompts.embeddings import embeddings
+from fisedit.prompts.syntax import syntax_notes
+from fisedit.prompts.weighting import WeightedPrompt, clamped_notes, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
-    from fisedit.sparse.stepping import Graphs
+    from fisedit.runners.stepping import Graphs
     from fisedit.values import GenerationConfig
 
 

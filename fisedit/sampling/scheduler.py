@@ -27,7 +27,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from fisedit.errors import InputError, NumericsError
-from fisedit.models.device import advice_on_overflow
+from fisedit.machine.device import advice_on_overflow
 from fisedit.values import LATENT_FACTOR, GenerationConfig, SchedulerName
 
 _SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")

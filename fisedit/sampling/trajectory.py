@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fisedit.features.cache import CachedFeatures, FeatureDelta
     from fisedit.sampling.scheduler import Sampler
-    from fisedit.sparse.feature_cache import CachedFeatures, FeatureDelta
     from fisedit.values import ActiveCells, BoolGrid, GenerationConfig
 
 MAX_INJECTION_RATIO = 0.4

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fisedit.decoder.decode import DecoderCache
+from fisedit.features.tiers import FeatureTiers
 from fisedit.sampling.trajectory import Trajectory
-from fisedit.sparse.feature_tiers import FeatureTiers
-from fisedit.sparse.vae_decode import DecoderCache
 
 
 class TrajectoryCache:

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fisedit.decoder.decode import DecoderCache
 from fisedit.errors import PageError
+from fisedit.features.cache import StepFeatures, map_bytes
+from fisedit.features.codec import from_tensors, to_tensors
+from fisedit.features.pages import encode_page
 from fisedit.sampling.trajectory import Trajectory
-from fisedit.sparse.feature_cache import StepFeatures, map_bytes
-from fisedit.sparse.feature_codec import from_tensors, to_tensors
-from fisedit.sparse.vae_decode import DecoderCache
-from fisedit.storage.pages import encode_page
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fisedit.sparse.feature_tiers import FeatureTiers
-    from fisedit.storage.pages import Page
+    from fisedit.features.pages import Page
+    from fisedit.features.tiers import FeatureTiers
     from fisedit.values import GenerationConfig
 
 _ABOUT = "about"

@@ -23,10 +23,10 @@ from diffusers.models.unets.unet_2d_blocks import CrossAttnUpBlock2D, UpBlock2D
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
+from fisedit.features.sites import is_plain
+from fisedit.machine.stopwatch import block as block_span
+from fisedit.machine.stopwatch import layer as layer_span
 from fisedit.models.injection import Replacement
-from fisedit.models.stopwatch import block as block_span
-from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.modules import is_plain
 from fisedit.sparse.row_layout import map_of, rows_of
 from fisedit.sparse.row_source import RowSource
 from fisedit.sparse_kernels import ops

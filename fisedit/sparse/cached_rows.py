@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
+from fisedit.features.cache import CachedMap, FeatureOverlay, in_units, recorded_statistics
+from fisedit.features.sites import CrossKeys, LayerSite, Role
+from fisedit.machine.stopwatch import layer as layer_span
 from fisedit.models.injection import Replacement
-from fisedit.models.stopwatch import layer as layer_span
-from fisedit.sparse.feature_cache import CachedMap, FeatureOverlay, in_units, recorded_statistics
-from fisedit.sparse.modules import CrossKeys, LayerSite, Role
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.row_layout import gather, map_of
 from fisedit.sparse_kernels import ops

@@ -18,12 +18,8 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
 from fisedit.errors import AdapterError, InputError
-from fisedit.models.injection import Replacement, injected
-from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
-from fisedit.sparse.cached_rows import CachedRows
-from fisedit.sparse.feature_cache import FeatureOverlay, ReadFeatures, StepFeatures
-from fisedit.sparse.layer_changes import check_layers
-from fisedit.sparse.modules import (
+from fisedit.features.cache import FeatureOverlay, ReadFeatures, StepFeatures
+from fisedit.features.sites import (
     CrossKeys,
     LayerSite,
     Role,
@@ -33,6 +29,10 @@ from fisedit.sparse.modules import (
     project_text,
     unet_sites,
 )
+from fisedit.models.injection import Replacement, injected
+from fisedit.models.layer_changes import check_layers
+from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
+from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, attend_beside, recording_replacements
 from fisedit.sparse.row_layout import rows_of

@@ -19,8 +19,8 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
 from fisedit.errors import UnsupportedModuleError
-from fisedit.models.device import write_count
-from fisedit.sparse.modules import weight_of
+from fisedit.features.sites import weight_of
+from fisedit.machine.device import write_count
 from fisedit.sparse_kernels import ops
 
 QKV = ("to_q", "to_k", "to_v")

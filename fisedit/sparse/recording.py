@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fisedit.features.cache import StepFeatures
+from fisedit.features.sites import CrossKeys, LayerSite, Role, is_3x3, is_plain
 from fisedit.models.injection import Forward, Replacement, injected
-from fisedit.sparse.feature_cache import StepFeatures
-from fisedit.sparse.modules import CrossKeys, LayerSite, Role, is_3x3, is_plain
 from fisedit.sparse.row_layout import rows_of
 from fisedit.sparse_kernels import ops
 

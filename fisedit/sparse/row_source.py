@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from fisedit.sparse.modules import CrossKeys
+from fisedit.features.sites import CrossKeys
 from fisedit.sparse_kernels.operands import Rows
 from fisedit.sparse_kernels.row_plan import KernelMap, TextPart
 

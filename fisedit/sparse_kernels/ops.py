@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fisedit.errors import InputError
-from fisedit.models.stopwatch import layer
+from fisedit.machine.stopwatch import layer
 from fisedit.sparse_kernels import prepacked, reference, torch_backend, tuning
 from fisedit.sparse_kernels.buckets import RowPlacement
 from fisedit.sparse_kernels.operands import NO_EPILOGUE, ConvEpilogue, LayerNormParams, RecordedInput, RecordedMap, Rows

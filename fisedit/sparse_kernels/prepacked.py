@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.models.device import write_count
+from fisedit.machine.device import write_count
 from fisedit.sparse_kernels import tuning
 
 SAME_SIZE = [1, 1]

@@ -1,6 +1,6 @@
 """Measured tables that choose among the fast kernels, and one setting.
 
-The figures come from `fisedit.evaluation.kernel_speed` and `triton_speed`. Knows sizes and devices; no kernels.
+The figures come from `benchmarks.kernel_speed` and `triton_speed`. Knows sizes and devices; no kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRITON_ROWS: dict[str, tuple[tuple[int, int], ...]] = {
 """Kernel -> (channels up to, rows of all items together up to which Triton is faster than torch), fewest channels
 first. A kernel is named as in `ops`, "linear" for one without a norm. Channels are those of the rows that it reads.
 
-Measured on an H200 by `fisedit.evaluation.triton_tuning` up to 512 rows, and on an H100 by `triton_speed`; their
+Measured on an H200 by `benchmarks.triton_tuning` up to 512 rows, and on an H100 by `triton_speed`; their
 figures are in benchmarks/LOG.md. A kernel that is not named runs by torch's."""
 
 

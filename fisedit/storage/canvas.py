@@ -16,7 +16,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps
 
 from fisedit.errors import InputError
-from fisedit.storage.image_metadata import owner_info
+from fisedit.metadata.image_metadata import owner_info
 from fisedit.values import LATENT_FACTOR, cell_pixels
 
 if TYPE_CHECKING:

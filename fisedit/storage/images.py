@@ -22,13 +22,13 @@ from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from fisedit.errors import InputError
-from fisedit.storage import image_metadata
+from fisedit.metadata import image_metadata
+from fisedit.metadata.file_form import FORM
+from fisedit.metadata.image_metadata import Metadata
+from fisedit.metadata.jpeg_form import FORM_CHUNK, form_to_bytes, in_form
+from fisedit.metadata.stealth_texts import without_stealth
 from fisedit.storage.canvas import MAX_PIXELS, to_srgb
-from fisedit.storage.file_form import FORM
 from fisedit.storage.files import IMAGE_FORMATS, write_file
-from fisedit.storage.image_metadata import Metadata
-from fisedit.storage.jpeg_form import FORM_CHUNK, form_to_bytes, in_form
-from fisedit.storage.stealth_texts import without_stealth
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_BYTES = 1 << 30

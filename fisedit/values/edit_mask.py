@@ -101,7 +101,7 @@ class RegionalPrompt:
     """Words of their own for a part of an edit's mask.
 
     Args:
-        prompt: text, with weights as in `models.prompt_weighting`.
+        prompt: text, with weights as in `prompts.weighting`.
         grid: booleans [h, w], the latent cells that attend to it.
     """
 

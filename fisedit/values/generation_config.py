@@ -97,7 +97,7 @@ class GenerationConfig:
     """Everything that determines a generated source.
 
     Args:
-        prompt: text, with weights as in `models.prompt_weighting`; 600 tokens of it are read, 75 in a chunk.
+        prompt: text, with weights as in `prompts.weighting`; 600 tokens of it are read, 75 in a chunk.
         negative_prompt: text with the same syntax, for the unconditional branch.
         seed: The seed of the CPU generator that draws the first latents and every later noise.
         num_inference_steps: 1 to 999.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from fisedit.adapters.checkpoints import save_adapter
+from fisedit.adapters.row_column.checkpoints import save_adapter
 from fisedit.models import random_init
 from fisedit.sparse.executor import Executor
 from tests.support.adapters import lively
@@ -16,7 +16,7 @@ from tests.support.adapters import lively
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fisedit.adapters.row_column import RowColumnAdapter
+    from fisedit.adapters.row_column.attention import RowColumnAdapter
 
 
 @pytest.fixture

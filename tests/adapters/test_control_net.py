@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.control_net import ControlNetReader
+from fisedit.bench.workload import square_mask
+from fisedit.costs.macs import unet_macs
 from fisedit.errors import AdapterError, InputError
-from fisedit.evaluation.workload import square_mask
+from fisedit.features.cache import FeatureOverlay
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
-from fisedit.sparse.macs import unet_macs
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse, MaskSource

@@ -14,11 +14,11 @@ from transformers import CLIPVisionModelWithProjection
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.ip_adapter import IPAdapterCondition, build_ip_adapter, cross_attention_names
+from fisedit.costs.macs import unet_macs
 from fisedit.errors import AdapterError, NumericsError
+from fisedit.features.cache import FeatureOverlay
+from fisedit.features.sites import Role, unet_sites
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
-from fisedit.sparse.macs import unet_macs
-from fisedit.sparse.modules import Role, unet_sites
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
 from tests.support import ip_adapters, oracle

@@ -17,7 +17,7 @@ from fisedit import Editor
 from fisedit.adapters import lora
 from fisedit.adapters.lora_layouts import layer_names, read_changes
 from fisedit.errors import AdapterError, NumericsError, SessionError, UnsupportedModuleError
-from fisedit.sparse.modules import base_layer, loras, weight_of
+from fisedit.features.sites import base_layer, loras, weight_of
 from tests.support.edits import CAT, DOG
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from fisedit import Editor
 from fisedit.adapters.base import inject_adapters
-from fisedit.adapters.checkpoints import save_adapter
 from fisedit.adapters.insertion_points import inject_maps
 from fisedit.adapters.references import References
-from fisedit.adapters.row_column_reader import ReferenceCondition
+from fisedit.adapters.row_column.checkpoints import save_adapter
+from fisedit.adapters.row_column.reader import ReferenceCondition
 from fisedit.errors import AdapterError, InputError, MaskError, ModelError
 from fisedit.values import AdapterUse, MaskSource
 from tests.support import oracle

@@ -13,8 +13,8 @@ from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.t2i_adapter import T2IAdapterReader
 from fisedit.errors import AdapterError
+from fisedit.features.cache import FeatureOverlay
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
 from tests.support import oracle

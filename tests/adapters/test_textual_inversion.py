@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from fisedit import Editor
 from fisedit.adapters.textual_inversion import loaded
 from fisedit.errors import AdapterError, InputError, SessionError
-from fisedit.masking.text_diff import words
-from fisedit.models.device import weights_digest
-from fisedit.models.prompt_chunks import split_chunks
-from fisedit.models.prompt_weighting import parse
+from fisedit.machine.device import weights_digest
+from fisedit.metadata import provenance
+from fisedit.prompts.chunks import split_chunks
+from fisedit.prompts.text_diff import words
+from fisedit.prompts.weighting import parse
 from fisedit.sampling.denoise import Engine
-from fisedit.storage import provenance
 from tests.support.edits import config_of
 from tests.support.pipelines import build_pipeline
 

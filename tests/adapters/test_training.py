@@ -16,8 +16,8 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.torch import save_file
 
-from fisedit.adapters.checkpoints import fresh_adapter, load_adapter
 from fisedit.adapters.insertion_points import inject_maps
+from fisedit.adapters.row_column.checkpoints import fresh_adapter, load_adapter
 from fisedit.adapters.training import run as training_run
 from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss, level_weights, region_weights
 from fisedit.adapters.training.draws import draw_rows, generator_for

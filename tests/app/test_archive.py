@@ -17,8 +17,8 @@ from PIL import Image
 
 from app import archive
 from fisedit.errors import FisEditError
-from fisedit.storage.session_index import encode_index
-from fisedit.storage.session_store import SessionStore
+from fisedit.sessions.index import encode_index
+from fisedit.sessions.store import SessionStore
 from tests.support.sessions import INDEX_CHANGES, OLD, contents, copied, diff, files, saved
 
 NAMES = ("generated", "opened", "look")

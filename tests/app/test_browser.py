@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import expect
 from scipy.ndimage import distance_transform_edt
 
-from fisedit.storage import image_metadata, provenance
+from fisedit.metadata import image_metadata, provenance
 from tests.support.app.page import CASTLE, CAT, DOG, make, nodes, open_region, pixels, run, stroke
 from tests.support.app.program import settle
 

@@ -16,7 +16,7 @@ from app import archive, export, handlers
 from app.validation import SourceSettings
 from fisedit import Editor
 from fisedit.errors import FisEditError, InputError
-from fisedit.storage.session_index import encode_index
+from fisedit.sessions.index import encode_index
 from tests.support.app.requests import CAT, DOG, FOX, last, made, png
 from tests.support.edits import same
 

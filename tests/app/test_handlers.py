@@ -30,8 +30,8 @@ from app.validation import (
 from fisedit import Cancelled, Editor, Region
 from fisedit.editor import Preview
 from fisedit.errors import FisEditError, InputError, PromptError, SessionError
+from fisedit.sessions.store import SessionStore
 from fisedit.sparse_kernels import tuning
-from fisedit.storage.session_store import SessionStore
 from fisedit.values import MaskSource
 from tests.support.app.requests import CAT, DOG, FOX, QUICK, idle, last, made, png
 from tests.support.edits import same

@@ -17,7 +17,7 @@ from app.run_events import RunEvents
 from app.session_events import SessionEvents
 from app.validation import RegionSettings
 from fisedit import Cancelled
-from fisedit.storage.session_store import SessionStore
+from fisedit.sessions.store import SessionStore
 from fisedit.values import EditMask, MaskSource
 from tests.support.app.requests import CAT, DOG, FOX, ME, NOTHING_READ, REGION, idle, last, made
 

@@ -17,8 +17,8 @@ from app.program_pictures import ProgramPictures
 from app.sessions import AppState
 from app.validation import AdapterPicture, Busy, Conditions, RegionSettings, SourceSettings
 from fisedit import Cancelled, Editor
-from fisedit.adapters.checkpoints import save_adapter
 from fisedit.adapters.lora import SuggestedSampling
+from fisedit.adapters.row_column.checkpoints import save_adapter
 from fisedit.errors import AdapterError, InputError, SessionError
 from fisedit.values import SchedulerName
 from tests.support.adapters import lively

@@ -18,11 +18,11 @@ from app.model_pool import ModelPool
 from app.sessions import AppState
 from app.validation import AdapterPicture, Conditions, SourceSettings
 from fisedit import Cancelled, Editor
-from fisedit.adapters.checkpoints import save_adapter
+from fisedit.adapters.row_column.checkpoints import save_adapter
 from fisedit.errors import InputError, ModelError, SessionError
 from fisedit.models.loader import config_folder
 from fisedit.models.paths import demo_folder
-from fisedit.storage.session_index import encode_index
+from fisedit.sessions.index import encode_index
 from tests.support.adapters import lively
 from tests.support.app.models import derived
 from tests.support.app.requests import last, png

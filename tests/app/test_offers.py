@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 from app import handlers
 from app.validation import SourceSettings, label
 from fisedit import Editor
-from fisedit.adapters.checkpoints import save_adapter
+from fisedit.adapters.row_column.checkpoints import save_adapter
 from fisedit.masking.region_values import RegionCanvas
 from tests.support.adapters import filled, lively
 from tests.support.app.models import derived

@@ -13,7 +13,7 @@ import pytest
 import webuiapi
 from PIL import Image
 
-from fisedit.storage import image_metadata, provenance
+from fisedit.metadata import image_metadata, provenance
 from fisedit.values import SchedulerName
 from tests.support.app.requests import CAT, DOG, FOX, png
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.quality import mask_quality
 from fisedit import cli
 from fisedit.cli import console, demo
 from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
-from fisedit.evaluation.quality import mask_quality
 from fisedit.storage import images
 from fisedit.values import SchedulerName
 

@@ -32,9 +32,9 @@ def test_a_machine_is_measured_and_planned_for(fisedit, model, tmp_path, monkeyp
 def test_a_plan_has_the_free_memory_of_its_device_and_the_dtype_that_was_asked_for(fisedit, model, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "fisedit.models.device.choose_device", lambda device: asked.append(device) or torch.device("cpu")
+        "fisedit.machine.device.choose_device", lambda device: asked.append(device) or torch.device("cpu")
     )
-    monkeypatch.setattr("fisedit.models.machine.free_bytes", lambda device: 1234 if asked else 0)
+    monkeypatch.setattr("fisedit.machine.hardware.free_bytes", lambda device: 1234 if asked else 0)
     plan = {"choice": {"a": 1}, "source": {}, "edits": [], "changes": []}
     monkeypatch.setattr(
         planning, "plan_edits", lambda pipe, settings, free: plan | {"free": free, "dtype": settings.dtype}

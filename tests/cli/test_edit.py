@@ -455,7 +455,7 @@ SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
 HOLDING = """
 import sys, time
 from pathlib import Path
-from fisedit.storage.session_folder import lock
+from fisedit.sessions.folder import lock
 with lock(Path("s")):
     print("held", flush=True)
     sys.stdin.read()

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 
 from fisedit import Drive, Editor, Region
-from fisedit.adapters.drive_networks import DriveNetwork
+from fisedit.adapters.hellomeme.drive_networks import DriveNetwork
 from fisedit.clips import frames, render
 from fisedit.clips.drives import MAX_FRAMES, read_drives
 from fisedit.errors import AdapterError, Cancelled, InputError, MaskError

@@ -10,9 +10,9 @@ import torch
 from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.resnet import ResnetBlock2D
 
+from fisedit.features.cache import FeatureOverlay
 from fisedit.sampling.denoise import Engine
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import DENSE_STEP

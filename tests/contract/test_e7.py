@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from fisedit import Editor
+from fisedit.features.cache import FeatureOverlay
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, FP32, check_outside, latents, trajectory

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fisedit import Cancelled, Editor
+from fisedit.costs.table import CostTable, Curve
 from fisedit.diagnosis import calibration
 from fisedit.diagnosis import transfer_rates as transfers
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.transfer_rates import transfer_rates
 from fisedit.errors import InputError
-from fisedit.models.stopwatch import current_recorder
-from fisedit.sparse.cost_table import CostTable, Curve
+from fisedit.machine.stopwatch import current_recorder
 
 
 def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from fisedit import Cancelled, Editor
 from fisedit.diagnosis import doctor, kernel_checks, layer_times
 from fisedit.diagnosis.layer_times import delays
-from fisedit.sparse.modules import unet_sites
+from fisedit.features.sites import unet_sites
 from fisedit.sparse_kernels import ops, torch_backend
 
 LAYERS = {f"block.{i}": 1e-3 * (i + 1) for i in range(12)}

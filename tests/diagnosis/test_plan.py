@@ -10,12 +10,12 @@ import pytest
 
 from fisedit import Editor
 from fisedit.cli.diagnosis import _parse_bytes
+from fisedit.costs import store as cost_store
+from fisedit.costs.model import Costs
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.plan import PlanSettings, as_rows, plan_edits
 from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
-from fisedit.sparse import cost_store
-from fisedit.sparse.cost_model import Costs
 from fisedit.values import DENSE_STEP
 
 

@@ -19,10 +19,10 @@ from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fisedit import Cancelled, Editor, Region
+from fisedit.edits.pipeline import EditPipeline
 from fisedit.errors import AdapterError, InputError, MaskError, ModelError, NumericsError, PromptError, SessionError
-from fisedit.pipeline import EditPipeline
+from fisedit.sessions.store import SessionStore
 from fisedit.storage.canvas import to_editable
-from fisedit.storage.session_store import SessionStore
 from fisedit.values import SavedAdapter
 from tests.support.edits import BIRD, CAT, DOG, latents
 from tests.support.folders import claims

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fisedit import Editor, Region
-from fisedit.sparse import compositing, vae_tiles
+from fisedit.decoder import compositing
+from fisedit.decoder import tiles as vae_tiles
 from fisedit.sparse_kernels.dilation import dilate
 from tests.support.edits import BIRD, CAT, DOG, check_outside, same
 from tests.support.grids import grids

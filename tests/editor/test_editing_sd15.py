@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.models.device import choose_dtype
+from fisedit.machine.device import choose_dtype
 from fisedit.models.random_init import random_pipeline
 from tests.support import oracle
 from tests.support.edits import CAT, DOG, check_outside, latents, oracle_chain, trajectory

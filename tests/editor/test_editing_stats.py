@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fisedit import Editor
+from fisedit.costs.macs import decoder_macs, text_macs
+from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.sampling.denoise import Engine
-from fisedit.sparse.macs import decoder_macs, text_macs
-from fisedit.sparse.vae_tiles import box_areas, frame_areas
 from fisedit.values import DENSE_STEP, ActiveCells, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids

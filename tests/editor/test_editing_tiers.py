@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from fisedit import Editor
-from fisedit.sparse.feature_cache import PagedMaps
-from fisedit.storage import session_store
+from fisedit.features.cache import PagedMaps
+from fisedit.sessions import store as session_store
 from tests.support.edit_trees import QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls
 from tests.support.pipelines import build_pipeline

@@ -132,7 +132,7 @@ def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
     loud = editor.edit(DOG, mask=SQUARE)
     assert not any("hardly changed" in note for note in loud.stats.notes)
     editor.undo()
-    monkeypatch.setattr("fisedit.pipeline.MIN_MEAN_DIFFERENCE", 256.0)
+    monkeypatch.setattr("fisedit.edits.pipeline.MIN_MEAN_DIFFERENCE", 256.0)
     assert any("hardly changed inside the mask" in note for note in editor.edit(DOG, mask=SQUARE).stats.notes)
 
 

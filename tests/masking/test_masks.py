@@ -16,9 +16,9 @@ from PIL import Image
 
 from fisedit.errors import MaskError, NumericsError
 from fisedit.masking import heatmaps, masks, object_masks
-from fisedit.masking.text_diff import diff, words
-from fisedit.masking.whole_picture import object_words
-from fisedit.masking.word_classes import TaggedPrompt
+from fisedit.prompts.text_diff import diff, words
+from fisedit.prompts.whole_picture import object_words
+from fisedit.prompts.word_classes import TaggedPrompt
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import EditKind, EditMask, MaskSource
 from tests.support.grids import square

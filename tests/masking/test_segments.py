@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.picks import measure_picks
+from benchmarks.scenes.held_out import held_out
 from fisedit import Region
-from fisedit.evaluation.picks import measure_picks
-from fisedit.evaluation.scenes.held_out import held_out
-from fisedit.evaluation.settings import EvaluationSettings
+from fisedit.bench.settings import EvaluationSettings
 from fisedit.masking.segments import segment_tree
 
 GRID = (8, 8)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from fisedit import Editor
 from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
+from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.models import loader, paths
-from fisedit.models.device import choose_device, choose_dtype
 from tests.support.inpainting import inpainting
 from tests.support.pipelines import build_pipeline
 from tests.support.single_file import save_single_file

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fisedit.errors import ModelError
-from fisedit.models.device import write_count
+from fisedit.machine.device import write_count
 from fisedit.models.weight_changes import SMALL, count_changes
 
 

@@ -7,10 +7,10 @@ import torch
 from PIL import Image
 
 from fisedit import Editor
+from fisedit.decoder.decode import DecoderCache
+from fisedit.features.cache import StepFeatures
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_cache import TrajectoryCache
-from fisedit.sparse.feature_cache import StepFeatures
-from fisedit.sparse.vae_decode import DecoderCache
 from tests.support.edit_trees import CORNER, NIGHT, QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls
 

@@ -9,9 +9,9 @@ import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 
 from fisedit.errors import UnsupportedModuleError
+from fisedit.features.cache import FeatureOverlay
+from fisedit.features.sites import Role
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
-from fisedit.sparse.modules import Role
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids
 from tests.support.pipelines import SHAPES, build_pipeline

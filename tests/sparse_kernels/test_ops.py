@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fisedit.errors import InputError
-from fisedit.sparse.feature_cache import CachedMap, StepFeatures
-from fisedit.sparse.modules import LayerSite, Role
+from fisedit.features.cache import CachedMap, StepFeatures
+from fisedit.features.sites import LayerSite, Role
 from fisedit.sparse_kernels import ops, prepacked, torch_backend, tuning
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.grids import grids

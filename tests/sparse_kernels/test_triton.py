@@ -517,7 +517,7 @@ def test_the_default_on_a_cpu_runs_torchs_kernels_alone(monkeypatch):
 @pytest.mark.parametrize(("rows", "side", "channels"), [(16, 4, 32), (48, 8, 64)])
 def test_the_bench_of_kernels_compares_equals(rows, side, channels):
     """What `triton_speed` would measure: both sides give the same, so its figures would be printed."""
-    from fisedit.evaluation import triton_speed
+    from benchmarks import triton_speed
 
     with torch.device(DEVICE):
         cases = triton_speed.cases(rows, side, channels, torch.float32)
@@ -527,7 +527,7 @@ def test_the_bench_of_kernels_compares_equals(rows, side, channels):
 
 
 def test_the_bench_of_kernels_prints_no_figure_for_a_wrong_result(monkeypatch):
-    from fisedit.evaluation import triton_speed
+    from benchmarks import triton_speed
 
     monkeypatch.setattr(triton_speed, "seconds", lambda call, device: call().numel())
     right, wrong = (lambda: torch.ones(4)), (lambda: torch.full((4,), nan))

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fisedit.models.random_init import _SD15
-from fisedit.sparse import cuda_graphs
-from fisedit.sparse.cuda_graphs import GraphExecutor
+from fisedit.runners import cuda_graphs
+from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import make_row_plan

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fisedit.adapters.block_convs import BlockConv
+from fisedit.adapters.row_column.block_convs import BlockConv
 from fisedit.sparse_kernels import winograd
 from fisedit.sparse_kernels.row_plan import kernel_map_to, make_row_plan
 from tests.support.grids import grids

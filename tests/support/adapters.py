@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fisedit.adapters.checkpoints import fresh_adapter
-from fisedit.adapters.row_column import RowColumnAdapter, RowColumnBlock, TwoStageBlock
+from fisedit.adapters.row_column.attention import RowColumnAdapter, RowColumnBlock, TwoStageBlock
+from fisedit.adapters.row_column.checkpoints import fresh_adapter
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fisedit.sparse.compositing import composite
-from fisedit.sparse.vae_decode import decode_sparse
+from fisedit.decoder.compositing import composite
+from fisedit.decoder.decode import decode_sparse
 from tests.support.grids import grids
 
 SIZES = [(16, 16), (13, 17)]

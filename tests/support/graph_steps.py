@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fisedit.features.cache import FeatureOverlay
 from fisedit.sparse.executor import Executor
-from fisedit.sparse.feature_cache import FeatureOverlay
 from fisedit.sparse_kernels.row_plan import make_row_plan
 
 TOLERANCE = 1e-4

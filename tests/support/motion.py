@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from diffusers import MotionAdapter
 
+from fisedit.adapters.hellomeme.motion_adapter import MotionReader
+from fisedit.adapters.hellomeme.motion_modules import FrameTransformer, MotionBlock, PaddedTransformer
 from fisedit.adapters.insertion_points import insertion_points
-from fisedit.adapters.motion_adapter import MotionReader
-from fisedit.adapters.motion_modules import FrameTransformer, MotionBlock, PaddedTransformer
 from tests.support.adapters import filled
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from fisedit.sparse import graph_capture
-from fisedit.sparse.graph_capture import EagerGraph
+from fisedit.runners import graph_capture
+from fisedit.runners.graph_capture import EagerGraph
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fisedit.evaluation.quality import pie_bench
-from fisedit.evaluation.quality.edit_case import EditCase
-from fisedit.evaluation.scenes.drawing import FontMissing, emoji_font
-from fisedit.evaluation.scenes.layout import SceneChange
-from fisedit.evaluation.scenes.scene import PlacedObject, Scene
+from benchmarks.quality import pie_bench
+from benchmarks.scenes.drawing import FontMissing, emoji_font
+from benchmarks.scenes.layout import SceneChange
+from benchmarks.scenes.scene import PlacedObject, Scene
+from fisedit.bench.edit_case import EditCase
 from tests.support.grids import grids
 
 HOW = {"num_inference_steps": 7, "guidance_scale": 4.0}

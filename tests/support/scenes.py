@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from fisedit.evaluation.scenes.drawing import CELLS, Mask
-from fisedit.evaluation.scenes.layout import CHANGE_KINDS, SceneChange, sample_change, sample_scene
-from fisedit.evaluation.scenes.prompts import ObjectRequest, SceneRequest
-from fisedit.evaluation.scenes.scene import PlacedObject, Scene, render
+from benchmarks.scenes.drawing import CELLS, Mask
+from benchmarks.scenes.layout import CHANGE_KINDS, SceneChange, sample_change, sample_scene
+from benchmarks.scenes.prompts import ObjectRequest, SceneRequest
+from benchmarks.scenes.scene import PlacedObject, Scene, render
 
 SIDE = 64  # two pixels a cell: quick, and the same code
 CAT, CAKE, MOON = PlacedObject("cat", 2, 28, 12), PlacedObject("cake", 18, 29, 12), PlacedObject("moon", 12, 9, 8)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.storage.session_files import file_name
-from fisedit.storage.session_index import encode_index
-from fisedit.storage.session_store import SessionContents, SessionStore
+from fisedit.sessions.files import file_name
+from fisedit.sessions.index import encode_index
+from fisedit.sessions.store import SessionContents, SessionStore
 from fisedit.values import EditKind, EditScript
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0.1.0" / "sessions"

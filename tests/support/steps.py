@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fisedit.sparse.feature_cache import FeatureOverlay
+from fisedit.features.cache import FeatureOverlay
 from tests.support import oracle
 
 

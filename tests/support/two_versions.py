@@ -48,10 +48,10 @@ def calls_of_7d06e12() -> Calls:
 
 def calls_of_today() -> Calls:
     """The same in today's layout."""
-    from fisedit.evaluation import speed, workload
-    from fisedit.evaluation.settings import SpeedSettings
-    from fisedit.models.malloc import keep_freed_memory
-    from fisedit.sparse.vae_decode import decode_sparse
+    from fisedit.bench import speed, workload
+    from fisedit.bench.settings import SpeedSettings
+    from fisedit.decoder.decode import decode_sparse
+    from fisedit.machine.malloc import keep_freed_memory
 
     keep_freed_memory()
     settings = SpeedSettings(areas=AREAS, num_inference_steps=6, dtype="bf16")

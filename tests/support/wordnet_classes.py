@@ -1,4 +1,4 @@
-"""Writes the word list of `fisedit.masking.noun_classes` from WordNet's database.
+"""Writes the word list of `fisedit.prompts.noun_classes` from WordNet's database.
 
 `python -m tests.support.wordnet_classes FOLDER > fisedit/masking/noun_classes.txt`, where FOLDER holds `data.noun`,
 `index.noun`, `data.adj` and `index.adj` of WordNet 3.0 (Debian's `wordnet-base` puts them into /usr/share/wordnet). A

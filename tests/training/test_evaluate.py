@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisedit.evaluation.classifier import (
+from benchmarks.classifier import (
     ADJECTIVES,
     BACKGROUND_WORDS,
     SIDE,
@@ -19,8 +19,8 @@ from fisedit.evaluation.classifier import (
     frechet_distance,
     scene_labels,
 )
-from fisedit.evaluation.scenes.scene import PlacedObject, Scene
-from fisedit.evaluation.scenes.vocabulary import SCALES
+from benchmarks.scenes.scene import PlacedObject, Scene
+from benchmarks.scenes.vocabulary import SCALES
 from training.autoencoder import psnr
 from training.evaluate import count_objects, evaluation_scenes
 

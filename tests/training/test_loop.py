@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fisedit.evaluation.scenes import drawing
-from fisedit.evaluation.scenes.prompts import parse_prompt
+from benchmarks.scenes import drawing
+from benchmarks.scenes.prompts import parse_prompt
 from tests.support.stages import (
     CONFIG,
     CPU,

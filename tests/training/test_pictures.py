@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fisedit.evaluation.scenes import drawing
-from fisedit.evaluation.scenes.prompts import describe_scene
-from fisedit.evaluation.scenes.scene import render
-from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, BACKGROUND, OBJECT
+from benchmarks.scenes import drawing
+from benchmarks.scenes.prompts import describe_scene
+from benchmarks.scenes.scene import render
+from benchmarks.scenes.vocabulary import ACCESSORIES, BACKGROUND, OBJECT
 from training.autoencoder import build_autoencoder
 from training.config import Autoencoder, Plan
 from training.latents import PARTS, LatentScenes, encode_scenes

@@ -6,8 +6,8 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from fisedit.adapters.drive_files import load_control_network
-from fisedit.evaluation.scenes.held_out import is_unseen
+from benchmarks.scenes.held_out import is_unseen
+from fisedit.adapters.hellomeme.drive_files import load_control_network
 from fisedit.models.paths import demo_folder
 from tests.support.quality import needs_font
 from tests.support.stages import descend

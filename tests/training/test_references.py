@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.scenes import drawing
+from benchmarks.scenes.appearance import Appearance, Palette, sample_appearance
+from benchmarks.scenes.vocabulary import ACCESSORIES, COLOURS, SCALES
 from fisedit.adapters.training.triples import read_triples
-from fisedit.evaluation.scenes import drawing
-from fisedit.evaluation.scenes.appearance import Appearance, Palette, sample_appearance
-from fisedit.evaluation.scenes.vocabulary import ACCESSORIES, COLOURS, SCALES
 from training.gamut import colour_error, drawn_objects
 from training.references import sample_example, write_example
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
-from fisedit.evaluation.scenes.layout import sample_scene
-from fisedit.evaluation.scenes.prompts import describe_scene, prompt_words
+from benchmarks.scenes.layout import sample_scene
+from benchmarks.scenes.prompts import describe_scene, prompt_words
 from training.latents import PARTS
 from training.tokens import LENGTH, build_tokenizer, encode, is_one_token, learn_merges, token_positions
 

@@ -1,7 +1,7 @@
 """The training objective: the denoising error of a frozen UNet with an adapter.
 
 Follows HelloMeme (arXiv 2410.22901): the same UNet reads the reference at t = 0 without words, and only the adapter
-learns. A branch without prompt reads zeros for its reference, as in `adapters.row_column_reader`. Knows tensors;
+learns. A branch without prompt reads zeros for its reference, as in `adapters.row_column.reader`. Knows tensors;
 neither files nor optimizers.
 """
 
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fisedit.adapters.base import inject_adapters
 from fisedit.adapters.insertion_points import record_maps
-from fisedit.adapters.row_column_reader import ReferenceCondition
+from fisedit.adapters.row_column.reader import ReferenceCondition
 
 if TYPE_CHECKING:
     from diffusers import DDPMScheduler, UNet2DConditionModel
 
-    from fisedit.adapters.row_column import RowColumnAdapter
+    from fisedit.adapters.row_column.attention import RowColumnAdapter
     from fisedit.adapters.training.examples import TrainingBatch
     from fisedit.adapters.training.training_settings import TrainingSettings
 

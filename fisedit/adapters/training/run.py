@@ -22,14 +22,14 @@ from diffusers import DDPMScheduler
 from diffusers.optimization import get_cosine_schedule_with_warmup
 from diffusers.training_utils import EMAModel
 
-from fisedit.adapters.checkpoints import check_fit, fresh_adapter, load_adapter, save_adapter
+from fisedit.adapters.row_column.checkpoints import check_fit, fresh_adapter, load_adapter, save_adapter
 from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss
 from fisedit.adapters.training.draws import draw_rows, generator_for
 from fisedit.adapters.training.examples import TrainingExamples
 from fisedit.adapters.training.log import append_row, truncate_after
 from fisedit.adapters.training.samples import SampleSheets
 from fisedit.errors import InputError, NumericsError
-from fisedit.models.device import choose_device
+from fisedit.machine.device import choose_device
 from fisedit.models.loader import load
 from fisedit.storage import files, images
 from fisedit.values import LATENT_FACTOR
@@ -37,7 +37,7 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from fisedit.adapters.row_column import RowColumnAdapter
+    from fisedit.adapters.row_column.attention import RowColumnAdapter
     from fisedit.adapters.training.training_settings import TrainingSettings
     from fisedit.adapters.training.triples import Triple
     from fisedit.values import OnStep

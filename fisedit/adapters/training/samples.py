@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from diffusers import DDPMScheduler, StableDiffusionPipeline
     from PIL.Image import Image
 
-    from fisedit.adapters.row_column import RowColumnAdapter
-    from fisedit.adapters.row_column_reader import ReferenceCondition
+    from fisedit.adapters.row_column.attention import RowColumnAdapter
+    from fisedit.adapters.row_column.reader import ReferenceCondition
     from fisedit.adapters.training.examples import TrainingExamples
     from fisedit.adapters.training.training_settings import TrainingSettings
 

@@ -94,7 +94,7 @@ TILES = {
 }
 """Kernel -> (rows from, tile): a linear layer, one behind a layer norm, and a gated one.
 
-They were found by `python -m fisedit.evaluation.triton_tuning` on an H200, whose figures are in benchmarks/LOG.md."""
+They were found by `python -m benchmarks.triton_tuning` on an H200, whose figures are in benchmarks/LOG.md."""
 
 
 def measured_tile(kernel: str, rows: int, channels: int, dtype: torch.dtype) -> Tile | None:

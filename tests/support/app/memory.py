@@ -18,7 +18,7 @@ import psutil
 from app import handlers
 from app.sessions import AppState
 from app.validation import SourceSettings
-from fisedit.models.malloc import keep_freed_memory
+from fisedit.machine.malloc import keep_freed_memory
 from tests.support.app.requests import last
 
 ANIMALS, EVERY, EDITS = ("cat", "dog", "fox", "rabbit"), 10, 3

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect, sync_playwright
 
 from fisedit import Editor
-from fisedit.adapters.checkpoints import save_adapter
+from fisedit.adapters.row_column.checkpoints import save_adapter
 from tests.support.adapters import lively
 from tests.support.app.models import derived
 from tests.support.app.site import CHROMIUM, FLAGS, served

@@ -1,0 +1,179 @@
+"""diffusers' own pipeline in every variant of precision, memory format and execution, each with weights of its own.
+
+Knows diffusers and torch.compile; nothing of sparse edits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fisedit.bench.dense_search import DenseSearch, DenseVariant, find_fastest, variants
+from fisedit.bench.timing import measure_seconds
+from fisedit.machine.device import DTYPES
+from fisedit.models.loader import quiet_loaders
+from fisedit.sampling.scheduler import SCHEDULERS
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+    from torch import Tensor
+
+    from fisedit.values import GenerationConfig
+
+MODES = {"cuda": "reduce-overhead"}
+"""Device -> torch.compile's mode, where it is not the default one: on a GPU CUDA graphs are captured."""
+
+
+class DensePipelines:
+    """Copies of a pipeline, made when they are first used. To be made before an editor uses the pipeline.
+
+    Args:
+        pipe: The pipeline that is copied; it stays as it is.
+        config: The settings of the pictures that are made.
+        compiled: whether a search tries torch.compile.
+    """
+
+    def __init__(self, pipe: StableDiffusionPipeline, config: GenerationConfig, *, compiled: bool = True) -> None:
+        self._pipe, self._config = pipe, config
+        self._device: torch.device = pipe.unet.device
+        self._pipelines: dict[DenseVariant, StableDiffusionPipeline] = {}
+        missing = "" if has_compiler(self._device) else "there is no C++ compiler"
+        self._skip_reason = missing if compiled else "--no-compiled left it out"
+
+    @property
+    def notes(self) -> list[str]:
+        """Return the lines that a reader of the search must know."""
+        if self._skip_reason:
+            return [f"torch.compile was not tried: {self._skip_reason}"]
+        return [f"torch.compile made kernels for {vector_extension()}"] if self._device.type == "cpu" else []
+
+    def search(self) -> DenseSearch:
+        """Find the fastest variant by a step and a decode, weighted as in a whole run; only its weights are kept."""
+        result = find_fastest(
+            variants(self._device.type, compiled=not self._skip_reason), self._run_seconds, self.release
+        )
+        for variant in list(self._pipelines):
+            if variant not in {result.best, replace(result.best, compiled=False)}:
+                self.release(variant)
+        return result
+
+    def release(self, variant: DenseVariant) -> None:
+        """Forget a variant's copy.
+
+        Args:
+            variant: The variant that is not needed any more.
+        """
+        self._pipelines.pop(variant, None)
+
+    def get(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        """The pipeline of a variant.
+
+        Args:
+            variant: The variant, whose eager form shares its UNet's weights.
+        """
+        if variant not in self._pipelines:
+            self._pipelines[variant] = self._compile(variant) if variant.compiled else self._copy(variant)
+        return self._pipelines[variant]
+
+    def run(self, variant: DenseVariant, steps: int | None = None) -> None:
+        """Make the picture, from prompt to image.
+
+        Args:
+            variant: The variant that makes it.
+            steps: denoising steps; None for the config's.
+        """
+        config = self._config
+        self.get(variant)(
+            prompt=config.prompt,
+            width=config.width,
+            height=config.height,
+            num_inference_steps=steps or config.num_inference_steps,
+            guidance_scale=config.guidance_scale,
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+
+    def step(self, variant: DenseVariant) -> Callable[[], object]:
+        """One evaluation of the UNet, both branches of guidance.
+
+        Args:
+            variant: The variant that evaluates it.
+        """
+        unet, dtype = self.get(variant).unet, DTYPES[variant.dtype]
+        batch = 2 if self._config.guidance_scale > 1 else 1
+        latents, tokens = self._latents(dtype).repeat(batch, 1, 1, 1), self._pipe.tokenizer.model_max_length
+        text = torch.ones(batch, tokens, self._pipe.unet.config.cross_attention_dim, dtype=dtype, device=self._device)
+        time = torch.tensor(500, device=self._device)
+        return lambda: unet(latents, time, encoder_hidden_states=text, return_dict=False)
+
+    def decode(self, variant: DenseVariant) -> Callable[[], object]:
+        """One decode of random latents.
+
+        Args:
+            variant: The variant that decodes them.
+        """
+        vae, latents = self.get(variant).vae, self._latents(DTYPES[variant.dtype])
+        return lambda: vae.decode(latents / vae.config.scaling_factor, return_dict=False)
+
+    def _run_seconds(self, variant: DenseVariant) -> float:
+        """Seconds of a whole run, from one step and one decode, after a warm-up the first time."""
+        is_cached = variant in self._pipelines
+        step, decode = self.step(variant), self.decode(variant)
+        if not is_cached:
+            with warnings.catch_warnings():  # of caches in diffusers that torch.compile looks through
+                warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+                step()
+                decode()
+        return self._config.num_timesteps * measure_seconds(step) + measure_seconds(decode)
+
+    def _latents(self, dtype: torch.dtype) -> Tensor:
+        height, width = self._config.height // 8, self._config.width // 8
+        return torch.randn(1, 4, height, width, generator=torch.Generator().manual_seed(1)).to(self._device, dtype)
+
+    def _copy(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+        parts: dict[str, Any] = dict(self._pipe.components)
+        with quiet_loaders():  # diffusers warns of a cast that no part of these models minds
+            for name in ("unet", "vae", "text_encoder"):
+                parts[name] = deepcopy(parts[name]).to(DTYPES[variant.dtype])
+        for name in ("unet", "vae"):
+            parts[name].to(memory_format=layout)
+        return self._assemble(parts)
+
+    def _compile(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        parts: dict[str, Any] = dict(self.get(replace(variant, compiled=False)).components)
+        vae, mode = deepcopy(parts["vae"]), MODES.get(self._device.type, "default")
+        vae.decoder = torch.compile(vae.decoder, mode=mode)
+        return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
+
+    def _assemble(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
+        from diffusers import StableDiffusionPipeline  # quiet, as the loader imported it
+
+        scheduler, changes = SCHEDULERS[self._config.scheduler]
+        parts |= {"scheduler": scheduler.from_config(self._pipe.scheduler.config, **changes)}
+        pipe = StableDiffusionPipeline(**parts, requires_safety_checker=False)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+
+def vector_extension() -> str:
+    """The CPU's vector extension that torch.compile's kernels use, such as "avx512"; probing may miss it."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    return str(pick_vec_isa())
+
+
+def has_compiler(device: torch.device) -> bool:
+    """Return whether torch.compile can make kernels: on a CPU it needs a C++ compiler, $CXX, g++ or clang++.
+
+    Args:
+        device: The device that they are for.
+    """
+    names = (os.environ.get("CXX", ""), "g++", "clang++")
+    return device.type != "cpu" or any(name and shutil.which(name) for name in names)

@@ -1,0 +1,1 @@
+"""The cost of an edit: operations counted, seconds predicted from a measured table."""

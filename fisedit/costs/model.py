@@ -1,0 +1,394 @@
+"""The predicted cost of an edit, from layer sites and a mask.
+
+A cost is active rows, multiply-accumulates and seconds, and whether a dense run is cheaper.
+MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
+activations count nothing, as in torch's FlopCounterMode. Seconds come from this machine's measured table
+(`fisedit.costs.table`). Without one a step's time is counted in multiply-accumulates, by the constants below.
+That decides between schedules and predicts no seconds. Runs nothing, and knows neither samplers nor adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from fisedit.costs.macs import decode_work, decoder_macs, text_macs, unet_macs
+from fisedit.costs.table import CostTable
+from fisedit.decoder.tiles import Areas, box_areas, frame_areas
+from fisedit.features.sites import LayerSite, num_levels
+from fisedit.sparse_kernels.dilation import dilate
+from fisedit.sparse_kernels.row_plan import count_active_rows, make_row_plan
+from fisedit.values import DENSE_STEP, ActiveCells, Quality
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import AutoencoderKL
+
+    from fisedit.sparse_kernels.row_plan import SparsePlan
+    from fisedit.values import BoolGrid
+
+DILATION_PAIRS = ((2, 1), (3, 2), (4, 3), (5, 5))
+"""Latent cells computed beyond the mask, in the first and the second half of the steps.
+
+Each pair comes nearer to the dense edit than those before it. With the first, one edit in ten becomes another picture.
+Over 48 swaps (128 px model, development seeds 300 and 400) its 10th percentile is 26 dB and its worst 17. The second
+pair has 29 and 20. At 4 and 8 steps the order is the same.
+
+Nearer than all of them comes a single cell with dense steps in between, which find what changes outside the mask: 31
+and 26 dB. One dense step alone is worse than none, as what it found no longer holds at the last steps. Two measures
+were tried to tell which edits need dense steps, and neither did. They are the drift at a mask's rim, and the distance
+between a dense step and a sparse one."""
+
+DENSE_STEP_SHARE = 0.2
+"""Share of the steps that run dense, where some do: of 25 steps 5. The first of all is one, as the early steps decide
+what an edit makes of a place. With 4 of them, edits in our own masks come near to 28 dB in the tenth
+percentile; 7 bring a decibel more for a tenth of the time."""
+
+DENSE_STEP_EXPONENT = 1.4
+"""The exponent by which dense steps lie closer early on. They are where the k-th of n equal parts begins, k / n to this
+power."""
+
+FIRST_SCHEDULE = {Quality.FAST: 0, Quality.BALANCED: 1, Quality.CLOSE: -1}
+"""Quality -> index of the schedule that is taken: one of the pairs, or behind them the one with dense steps."""
+
+MAX_TIME_RATIO = 1.1
+"""The largest ratio of times at which a schedule nearer to the dense edit is taken instead."""
+
+FIXED_MACS = {"cpu": 10e9, "cuda": 165e9}
+"""Device -> the fixed cost of a step, in multiply-accumulates of its time, where there is no table.
+
+On two Zen 5 cores it is 50 ms, measured, for calls and for reading weights. That is nearly all of a small model's
+step, and little of Stable Diffusion's. The cost of a captured step on a GPU is an estimate, as none was measured yet.
+The floor of a step at 5 % is 1.3 ms. That is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a
+step's own are 50e9. The rest is 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a
+CPU."""
+
+BREAK_EVEN_SECONDS = 0.95
+"""Share of a dense run's predicted seconds from which an edit runs dense, which is exact and costs hardly more."""
+
+BREAK_EVEN_MACS = 0.78
+"""Share of a dense step's multiply-accumulates from which an edit runs dense, where there is no table.
+
+Speedups of a sparse step over a dense one were measured in bf16 at 512 px. Two Zen 5 cores gave 1.4 at 66 % in
+uneven blobs. They gave 1.2 at 77 % in a square and 1 at 79 % in blobs. Two Xeon cores without AMX gave 1.2 at 78 %, 1.1
+at 83 % and 1 at 90 %."""
+
+
+def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) -> tuple[int, ...]:
+    """Dilations of two phases of a run.
+
+    Args:
+        first: latent cells computed beyond the mask in the first phase.
+        then: latent cells in the second one.
+        steps: N.
+        share: The share of the steps in the first phase, rounded up; in [0, 1].
+    """
+    num_early = ceil(share * steps)
+    return (first,) * num_early + (then,) * (steps - num_early)
+
+
+def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STEP_SHARE) -> tuple[int, ...]:
+    """Dilations of one cell with dense steps between them: (DENSE_STEP, 1, 1, DENSE_STEP, ...).
+
+    Args:
+        steps: N.
+        start: the first step to run, which is dense.
+        share: The share of the steps to run that are dense, rounded up; in [0, 1].
+    """
+    left = steps - start
+    count = ceil(round(share * left, 6))  # 7 / 25 of 25 is 7
+    dense = {start + round(left * (k / count) ** DENSE_STEP_EXPONENT) for k in range(count)}
+    return tuple(DENSE_STEP if i in dense else 1 for i in range(steps))
+
+
+def fixed_macs(device: torch.device) -> float:
+    """The fixed cost of a step on a device, in multiply-accumulates of its time (see `FIXED_MACS`)."""
+    return FIXED_MACS.get(device.type, FIXED_MACS["cpu"])
+
+
+@dataclass(frozen=True, eq=False)
+class CostedLayers:
+    """The layers that costs are counted of.
+
+    Args:
+        sites: The sites of the UNet.
+        vae: The autoencoder whose decoder runs at the end.
+        grids: (height, width) of every level, finest first.
+        tokens: T.
+    """
+
+    sites: tuple[LayerSite, ...]
+    vae: AutoencoderKL
+    grids: Sequence[tuple[int, int]]
+    tokens: int
+
+
+class Costs:
+    """Costs of a run's steps and decode.
+
+    Args:
+        layers: The layers of the UNet and the decoder.
+        steps: N.
+        batch: B, the branches of one evaluation.
+        device: where it runs.
+        captured: whether sparse steps run by captured graphs.
+        adapter_macs: a sparse step's plan, or None for a dense step -> multiply-accumulates of one branch of its
+            adapters; None where there are none.
+        table: what this machine takes, measured; None where it was not.
+    """
+
+    def __init__(
+        self,
+        layers: CostedLayers,
+        steps: int,
+        batch: int,
+        device: torch.device,
+        captured: bool = False,
+        adapter_macs: Callable[[SparsePlan | None], int] | None = None,
+        table: CostTable | None = None,
+    ) -> None:
+        self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
+        self._steps, self._batch, self._device = steps, batch, device
+        self._captured, self._adapter_macs = captured, adapter_macs
+        self._num_levels, self._table = num_levels(layers.sites), table
+        self.sizes = tuple(height * width for height, width in layers.grids)
+
+    def rows(self, grid: BoolGrid, dilation: Sequence[int]) -> tuple[int, ...]:
+        """Active rows of every level at the widest dilation of a sparse step."""
+        return self._rows(grid, max((cells for cells in dilation if cells < DENSE_STEP), default=DENSE_STEP))
+
+    def dense_step(self) -> int:
+        """MACs of a dense step, projecting the text included."""
+        text = text_macs(self._sites, self._batch, self._tokens)
+        return self._step(self.sizes) + text + self._guided(None)
+
+    def text(self) -> int:
+        """MACs of a prompt's keys and values."""
+        return text_macs(self._sites, self._batch, self._tokens)
+
+    def branch(self) -> int:
+        """MACs of one branch of a dense step without projecting the text and without adapters."""
+        return self._step(self.sizes) // self._batch
+
+    def sparse_step(self, grid: BoolGrid, dilation: int) -> int:
+        """MACs of a sparse step, or of a dense one among them; the text was projected before.
+
+        Args:
+            grid: booleans [h, w], the mask.
+            dilation: latent cells computed beyond it, or `DENSE_STEP`.
+        """
+        return (
+            self._sparse(dilate(grid, dilation))
+            if dilation < DENSE_STEP
+            else self._step(self.sizes) + self._guided(None)
+        )
+
+    def check_macs(self, grid: BoolGrid, dilation: int, cells: BoolGrid) -> int:
+        """MACs that a check adds to a sparse step.
+
+        Args:
+            grid: booleans [h, w], the mask.
+            dilation: latent cells computed beyond it, or `DENSE_STEP`.
+            cells: booleans [h, w], the cells that are computed for the check.
+        """
+        if dilation == DENSE_STEP:
+            return 0
+        return self._sparse(dilate(grid, dilation) | cells) - self.sparse_step(grid, dilation)
+
+    def dense(self, start: int = 0) -> int:
+        """MACs of a dense run: every step from `start` on, and the decode."""
+        steps = self._steps - start
+        return steps * self.dense_step() + self._decode(frame_areas(self.sizes[0]))
+
+    def sparse(
+        self,
+        mask: BoolGrid | ActiveCells,
+        dilation: Sequence[int],
+        start: int = 0,
+        decoded_cells: BoolGrid | None = None,
+    ) -> int:
+        """MACs of a sparse run over a mask.
+
+        Args:
+            mask: booleans [h, w], or its cells by step.
+            dilation: latent cells computed beyond it at every step.
+            start: the first step to run.
+            decoded_cells: booleans [h, w]; None for the mask's.
+        """
+        cells = _by_step(mask)
+        run = sum(
+            count * self.sparse_step(cells.at(i), dilation[i]) for i, count in steps_alike(cells, dilation, start)
+        )
+        return run + self.text() + self._decode(box_areas(cells.grid if decoded_cells is None else decoded_cells))
+
+    def choose_dilations(
+        self,
+        mask: BoolGrid | ActiveCells,
+        start: int = 0,
+        *,
+        quality: Quality = Quality.BALANCED,
+        plain: bool = False,
+    ) -> tuple[int, ...]:
+        """Choose the dilation of every step.
+
+        The schedules weighed take at most `MAX_TIME_RATIO` of the time of the first one that has the quality. Of these,
+        the one nearest to a dense run is taken.
+
+        Args:
+            mask: booleans [h, w], or its cells by step.
+            start: the first step to run.
+            quality: how near the edit must come.
+            plain: no dense steps in between; nor are there any with adapters or captured graphs.
+        """
+        schedules = [two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS]
+        if not (plain or self._adapter_macs or self._captured):
+            schedules.append(interleaved_dense_steps(self._steps, start))
+        least, *nearer = schedules[FIRST_SCHEDULE[quality] :]
+        cells = _by_step(mask)
+        allowed = MAX_TIME_RATIO * self._time(cells, least, start)
+        within_time = (d for d in reversed(nearer) if self._time(cells, d, start) <= allowed)
+        fits = (d for d in within_time if not self.dense_is_cheaper(mask, d, start))
+        return next(fits, least)
+
+    def seconds(
+        self,
+        mask: BoolGrid | ActiveCells | None,
+        dilation: Sequence[int],
+        start: int = 0,
+        probes: int = 0,
+        decoded_cells: BoolGrid | None = None,
+    ) -> float | None:
+        """Predicted seconds of a whole edit, from prompt to picture, but for reading references.
+
+        Args:
+            mask: booleans [h, w], or its cells by step; None for a source or a dense run.
+            dilation: latent cells computed beyond it at every step; () for a dense run.
+            start: the first step to run.
+            probes: dense evaluations that find the mask.
+            decoded_cells: booleans [h, w]; None for the mask's.
+
+        Returns:
+            Seconds; None where this machine was not measured.
+        """
+        table, steps = self._table, self._steps - start
+        if table is None:
+            return None
+        fixed_work = {"text": 1.0, "once": 1.0}
+        run = (probes + (0 if dilation else steps)) * self._dense_time()
+        cells = None if mask is None else _by_step(mask)
+        if dilation and cells is not None:
+            run += self._time(cells, dilation, start)
+            fixed_work |= {"plan": 1.0, "setup": float(self.rows(cells.grid, dilation)[0])}
+        run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
+        decoded = None
+        if dilation and cells is not None:
+            decoded = cells.grid if decoded_cells is None else decoded_cells
+        return run + table.sum("edit", fixed_work) + self._decode_seconds(table, decoded)
+
+    def step_seconds(self, grid: BoolGrid, dilation: Sequence[int]) -> float:
+        """Predicted seconds of a sparse step at its widest dilation; 0 where this machine was not measured."""
+        widest = max((cells for cells in dilation if cells < DENSE_STEP), default=0)
+        return 0.0 if self._table is None else self._step_time(grid, widest, shifted=False)
+
+    def _decode_seconds(self, table: CostTable, grid: BoolGrid | None) -> float:
+        """Return the time of a decode: of the mask's boxes, or of the whole picture without one."""
+        frame = frame_areas(self.sizes[0])
+        areas = frame if grid is None else box_areas(grid)
+        if areas != frame and table.keys_of("decode sparse"):
+            return table.sum("decode sparse", decode_work(areas))
+        kinds = (*(f"decode {i}" for i in range(len(frame))), "decode")
+        whole = table.sum("decode dense", dict.fromkeys(kinds, float(self.sizes[0])))
+        return whole * min(1.0, areas[-1][1] / frame[-1][1])
+
+    def _time(self, cells: ActiveCells, dilation: Sequence[int], start: int) -> float:
+        """Return the time of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
+        first = next((i for i in range(start, len(dilation)) if dilation[i] == DENSE_STEP), len(dilation))
+        return sum(
+            count * self._step_time(cells.at(i), dilation[i], shifted=i > first)
+            for i, count in steps_alike(cells, dilation, start, first)
+        )
+
+    def _step_time(self, grid: BoolGrid, dilation: int, *, shifted: bool) -> float:
+        """Return the time of one step, in seconds, or in multiply-accumulates without a table.
+
+        The step is `shifted` behind a dense one.
+        """
+        table = self._table
+        if dilation == DENSE_STEP:
+            return self._dense_time() + (table.sum("edit", {"shift": float(self.sizes[0])}) if table else 0.0)
+        if table is None:
+            return fixed_macs(self._device) + self.sparse_step(grid, dilation)
+        rows = self._rows(grid, dilation)
+        plan = make_row_plan(dilate(grid, dilation), self._num_levels) if self._adapter_macs else None
+        seconds = table.step("shifted" if shifted else "sparse", rows, self.sizes, self._batch)
+        return seconds * (1 + self._guided(plan) / self._step(rows))
+
+    def _dense_time(self) -> float:
+        macs = self._step(self.sizes)
+        if self._table is None:
+            return fixed_macs(self._device) + macs + self._guided(None)
+        return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
+
+    def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[int], start: int = 0) -> str:
+        """Return the reason why a mask is too large to be worth a sparse run, or "".
+
+        Args:
+            mask: booleans [h, w], or its cells by step.
+            dilation: latent cells computed beyond it at every step.
+            start: the first step to run, unless the mask's first cells join later; those before are not weighed.
+        """
+        cells = _by_step(mask)
+        start = max(start, cells.start)
+        widest = max((d for d in dilation[start:] if d < DENSE_STEP), default=DENSE_STEP)
+        if cells.grid.all() and cells.entry is None:
+            return "the mask covers everything"
+        sparse, dense = self.seconds(mask, dilation, start), self.seconds(None, (), start)
+        if sparse is not None and dense is not None:
+            share, limit, what = sparse / dense, BREAK_EVEN_SECONDS, "seconds"
+        else:
+            groups = steps_alike(cells, [widest] * len(dilation), start)
+            work = sum(count * self._step(self._rows(cells.at(i), widest)) for i, count in groups)
+            share, limit, what = work / (len(dilation) - start) / self._step(self.sizes), BREAK_EVEN_MACS, "arithmetic"
+        return f"the region alone takes {share:.0%} of the {what} of making it anew" if share > limit else ""
+
+    def _rows(self, grid: BoolGrid, dilation: int) -> tuple[int, ...]:
+        return count_active_rows(dilate(grid, dilation), self._num_levels)
+
+    def _step(self, rows: Sequence[int]) -> int:
+        return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
+
+    def _sparse(self, cells: BoolGrid) -> int:
+        """MACs of a step that computes these cells [h, w]."""
+        plan = make_row_plan(cells, self._num_levels) if self._adapter_macs else None
+        return self._step(count_active_rows(cells, self._num_levels)) + self._guided(plan)
+
+    def _guided(self, plan: SparsePlan | None) -> int:
+        """MACs of a step's adapters, dense without a plan."""
+        return self._batch * self._adapter_macs(plan) if self._adapter_macs else 0
+
+    def _decode(self, areas: Areas) -> int:
+        return decoder_macs(self._vae, areas, self.sizes[0])
+
+
+def _by_step(mask: BoolGrid | ActiveCells) -> ActiveCells:
+    return mask if isinstance(mask, ActiveCells) else ActiveCells(mask)
+
+
+def steps_alike(
+    cells: ActiveCells, dilation: Sequence[int], start: int, first_dense: int | None = None
+) -> list[tuple[int, int]]:
+    """One of the steps that compute the same cells, and how many there are, of every kind.
+
+    Args:
+        cells: The active cells of the edit, by step.
+        dilation: latent cells computed beyond them at every step.
+        start: the first step to run.
+        first_dense: those behind this one are kinds of their own; None where that does not matter.
+    """
+    kinds: dict[object, list[int]] = {}
+    for i in range(start, len(dilation)):
+        is_behind = first_dense is not None and i > first_dense
+        kinds.setdefault((dilation[i], cells.stage(i), is_behind), []).append(i)
+    return [(steps[0], len(steps)) for steps in kinds.values()]

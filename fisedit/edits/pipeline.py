@@ -1,0 +1,374 @@
+"""Runs plans: a request is planned, rendered, accounted for and kept.
+
+Generated, opened and edited pictures, second runs after drift, rebuilt results and batches all pass `Renderer.render`.
+Knows engine, cache and history; checks no arguments of users.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from fisedit.costs import store as cost_store
+from fisedit.edits.planner import EditPlan
+from fisedit.edits.renderer import Job, Renderer, RenderOutput
+from fisedit.edits.requests import EditRequest
+from fisedit.errors import MaskError, ModelError, PageError
+from fisedit.history import EditResult, History
+from fisedit.machine.device import default_torch_state, device_and_dtype, weights_digest
+from fisedit.masking.drift_check import DriftDetected
+from fisedit.metadata.image_metadata import file_notes
+from fisedit.models.injection import exclusive
+from fisedit.models.weight_changes import count_changes
+from fisedit.sampling.trajectory import Trajectory
+from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
+from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
+from fisedit.values import DENSE_STEP, EditMask, EditStats, MaskSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from PIL.Image import Image
+
+    from fisedit.features.pages import Page
+
+T = TypeVar("T")
+
+LEVEL_OPAQUE = 255
+"""Alpha of a pixel that nothing shines through."""
+
+MIN_MEAN_DIFFERENCE = 1.0
+"""Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
+
+
+class EditPipeline(Renderer):
+    """One user's pictures: plans are made and run, and results kept. Arguments as in `Renderer`."""
+
+    def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
+        """Another one with the same model, graphs, adapters and tiers, and a cache of its own; arguments as in
+        `Editor.beside`."""
+        engine = self.engine
+        pipeline = EditPipeline(engine.pipe, self.cache.emptied(), engine.graphs, engine.encoding)
+        pipeline.engine.references.adapters |= self.engine.references.adapters
+        if history is not None:
+            pipeline.history = history
+        if references is not None:
+            pipeline.engine.references.pictures = references
+        return pipeline
+
+    def refresh(self) -> None:
+        """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
+
+        Raises:
+            ModelError: the pipeline's parts differ in dtype or device, one was taken out, or a file that weights are
+                mapped from was written to.
+        """
+        pipe = self.engine.pipe
+        if pipe.unet is not self.engine.executor.unet:
+            raise ModelError("the pipeline has another UNet than this editor was made for; make a new Editor(pipe)")
+        placement = device_and_dtype(pipe)
+        weights = [count_changes(part) for part in self._parts()]
+        if pipe.scheduler is None:
+            raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
+        model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
+        if self._recorded_with != model:
+            self.cache = self.cache if self._recorded_with is None else self.cache.emptied()
+            self.engine.references.refresh()
+        if self._recorded_with != model or self.engine.table is None:  # it may have been measured since
+            self.engine.table = cost_store.load_table(pipe)
+        self._recorded_with = model
+        self.engine.refresh()
+
+    def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
+        """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""
+        try:
+            return call()
+        except PageError:
+            assert request.parent is not None, "a source reads no pages"
+            source = self.history.lineage(request.parent.id)[0]
+            self.cache.drop([one.id for one in self.history if self.history.lineage(one.id)[0] is source])
+        return call()
+
+    def plan(self, request: EditRequest) -> EditPlan:
+        """Plan where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
+        return self.again_if_damaged(request, partial(self._plan, request))
+
+    @default_torch_state()
+    def _plan(self, request: EditRequest) -> EditPlan:
+        if reason := request.unchanged_reason:
+            return self.planner.plan_unchanged(request, reason)
+        with self.history.mark_in_use(request.parent):
+            prompt = self.encode(request)
+            rebuilt = self.restore(request)
+            plan = self.planner.plan_edit(request, prompt, self.source(request)[0])
+        notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
+        return replace(plan, notes=plan.notes + notes)
+
+    def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
+        """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
+        return self.again_if_damaged(request, partial(self._run, request, plan))
+
+    @default_torch_state()
+    def _run(self, request: EditRequest, plan: EditPlan) -> EditResult:
+        with self.history.mark_in_use(request.parent):
+            if plan.skip_reason:
+                return self.add_unchanged(request, plan)
+            self._reserve_cache([(request, plan)])
+            try:
+                (output,) = self.render([(request, plan)])
+            except DriftDetected as drift:
+                return self._run(request, self.planner.widen(request, plan, drift))
+            return self.add_result(request, plan, output)
+
+    @default_torch_state()
+    def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
+        """Several edits of the current result, which stays the current one; in batches where possible."""
+        parent = self.history.current
+        with self.history.mark_in_use(parent):
+            try:
+                return tuple(self._run_batched([(request, self.plan(request)) for request in requests]))
+            finally:
+                self.history.checkout(parent.id)
+
+    @default_torch_state()
+    def render_clip(self, requests: Sequence[EditRequest], pads: Sequence[Image] = ()) -> list[Image]:
+        """The frames of a clip, which loaded motion modules let attend to one another; nothing of them is kept.
+
+        Args:
+            requests: edits of one result, planned alike: they differ in what adapters read.
+            pads: pictures before the first frame and after the last, as in `References.clip_conditions`.
+
+        Raises:
+            MaskError: the region marks nothing, or the words concern the whole picture.
+        """
+        first = requests[0]
+        with self.history.mark_in_use(first.parent):
+            plan = self.plan(replace(first, is_frame=True))
+            if not plan.dilation:
+                why = plan.skip_reason or plan.fallback
+                raise MaskError(f"the region of frames must be a part of the picture: {why}; give a mask")
+            return self.again_if_damaged(first, partial(self._render_clip, requests, plan, pads))
+
+    def _render_clip(self, requests: Sequence[EditRequest], plan: EditPlan, pads: Sequence[Image]) -> list[Image]:
+        request = requests[0]
+        self.restore(request)
+        edits = [self._latent_edit(each, plan) for each in requests]
+        latents = self.engine.run_clip(self.source(request)[0], edits, self._callback(request), pads)
+        self._check_model(request)
+        frames = []
+        for each, final in zip(requests, latents, strict=True):
+            frames.append(_on_picture(each, plan, self._decode(each, plan, Trajectory(each.config, latents=[final]))))
+        return frames
+
+    def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
+        """The results of edits of one result, in their order."""
+        outputs: dict[int, RenderOutput] = {}
+        for batch in self._batches(jobs):
+            batch_jobs = [jobs[i] for i in batch]
+            self._reserve_cache(batch_jobs)
+            rendered = self.again_if_damaged(batch_jobs[0][0], partial(self.render, batch_jobs))
+            outputs |= dict(zip(batch, rendered, strict=True))
+        for i, job in enumerate(jobs):
+            yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
+
+    def _batches(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
+        """Indices of edits of one picture that can run in one batch: same dilations, start, noise and text length."""
+        alike: dict[object, list[int]] = {}
+        for i, (request, plan) in enumerate(jobs):
+            if plan.dilation and plan.prompt and not plan.skip_reason:
+                key = plan.dilation, plan.start, request.config.seed, plan.prompt.embeddings.shape
+                alike.setdefault(key, []).append(i)
+        for batch in alike.values():
+            if len(batch) > 1:
+                self.restore(jobs[batch[0]][0])
+                edits = [self._latent_edit(*jobs[i]) for i in batch]
+                if self.engine.can_batch(self.source(jobs[batch[0]][0])[0], edits):
+                    yield batch
+
+    def pages(self) -> dict[str, list[Callable[[], bytes]]]:
+        """Return functions that return the bytes of each page, for every source whose features are kept."""
+        self.refresh()  # which drops what another model recorded
+        kept = [result.id for result in self.history if result.parent is None and result.id in self.cache]
+        made_with = self._made_with() if kept else ""
+        return {each: to_pages(RecordedSource(*self.cache.get(each)), made_with) for each in kept}
+
+    def load_pages(self, pages: Mapping[str, Sequence[Page]]) -> None:
+        """Keep sources as their pages have them; those whose pages are of no use are made again when they are needed.
+
+        Args:
+            pages: id of a source -> its pages.
+        """
+        self.refresh()
+        made_with = self._made_with() if pages else ""
+        for result_id, each in pages.items():
+            with suppress(PageError):
+                source = self.engine.load(self.history.find(result_id).config, each, made_with)
+                self.cache.put(result_id, source.trajectory, source.decoder, base=None)
+
+    def _made_with(self) -> str:
+        """Return what features were recorded with: weights, scheduler, encoding and kind of device."""
+        pipe, encoding = self.engine.pipe, self.engine.encoding
+        scheduler = json.dumps(dict(pipe.scheduler.config), sort_keys=True, default=str)
+        return f"{weights_digest(pipe)} {scheduler} {tuple(encoding)} {self.engine.executor.device.type}"
+
+    def _reserve_cache(self, jobs: Sequence[Job]) -> None:
+        """Make room for edits of one result, whose own trajectory stays."""
+        if parent := jobs[0][0].parent:
+            self.restore(jobs[0][0])
+            self.cache.make_room(sum(self.planner.recorded_bytes(*job) for job in jobs), keep=parent.id)
+
+    def add_result(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
+        """Account for a picture, cache its trajectory and make it the current result.
+
+        Args:
+            request: the request that was run.
+            plan: the plan by which it was run.
+            output: what was rendered.
+        """
+        trajectory, parent, image = output.trajectory, request.parent, output.image
+        macs, run = self.planner.macs(request, plan), replace(plan.run(request), rim=output.rim)
+        stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
+        if output.rim is not None:
+            plan = replace(plan, mask=plan.mask.with_cells(plan.mask.grid | output.rim))
+        stats = replace(
+            stats,
+            mask_area=plan.mask.area,
+            notes=plan.notes + self._model_notes(request) + _result_notes(request, plan, image),
+            recorded_bytes=output.own_bytes,
+            unet_evaluations_captured=trajectory.captured,
+            uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
+        )
+        if request.picture is not None:
+            image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
+        elif parent:
+            image = _on_picture(request, plan, output)
+        with exclusive(self.history):
+            result = EditResult(
+                id=self.history.next_id(),
+                parent=parent.id if parent else None,
+                config=request.config,
+                image=image,
+                mask=plan.mask,
+                diff=request.script,
+                stats=stats,
+                run=run,
+                painted=output.image if output.image is not image else None,
+            )
+            self._cache(result, output)
+            return self.history.add(result)
+
+    def add_unchanged(self, request: EditRequest, plan: EditPlan) -> EditResult:
+        """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
+        assert request.parent is not None
+        parent = request.parent
+        mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
+        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes))
+        dense = self.planner.costs(request.config).dense(0)
+        stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
+        with exclusive(self.history):
+            result = EditResult(
+                id=self.history.next_id(),
+                parent=parent.id,
+                config=parent.config,
+                image=parent.image,
+                mask=mask,
+                diff=request.script,
+                stats=stats,
+                painted=parent.painted,
+            )
+            self.cache.share(parent.id, result.id)
+            return self.history.add(result)
+
+    def _model_notes(self, request: EditRequest) -> tuple[str, ...]:
+        """Return what the model's file says and is not obeyed, told with every source."""
+        return () if request.parent else tuple(getattr(self.engine.pipe, "notes", ()))
+
+    def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
+        """Return the cost of so many steps; bytes and graphs aside."""
+        costs, dilation = self.planner.costs(request.config), plan.dilation
+        dense = dilation[plan.start :].count(DENSE_STEP) if dilation else steps
+        return EditStats(
+            mask_area=plan.mask.area,
+            mask_source=plan.mask.source,
+            mask_confidence=plan.mask.confidence,
+            active_rows=costs.rows(plan.mask.grid, dilation) if dilation else costs.sizes if steps else (),
+            growth=dilation,
+            unet_evaluations_dense=plan.probes + dense,
+            unet_evaluations_sparse=steps - dense,
+            macs=macs,
+            macs_dense=costs.dense(plan.start),
+            seconds=request.stopwatch.done(),
+            recorded_bytes=0,
+            fallback=plan.fallback,
+            notes=plan.notes,
+            steps_shared=plan.start,
+        )
+
+
+def _on_picture(request: EditRequest, plan: EditPlan, output: RenderOutput) -> Image:
+    """An edit's picture: its canvas, or that set into the picture which the parent's canvas shows."""
+    parent, mask = request.parent, plan.mask
+    assert parent is not None
+    if not parent.painted:
+        return output.image
+    fills = _fills_clear_pixels(mask)
+    return paste_edit(parent.image, output.paint, mask.grid, parent.config.crop, mask.pixels, fills=fills)
+
+
+def _fills_clear_pixels(mask: EditMask) -> bool:
+    """Return whether what is clear in a mask becomes opaque: where it was given, as words find what is around too."""
+    return mask.source is MaskSource.GIVEN
+
+
+def _clear_notes(parent: EditResult, mask: EditMask) -> tuple[str, ...]:
+    """Return notes on what became of the clear pixels of a picture that are in the mask of its edit."""
+    picture = parent.image
+    if picture.mode not in ("LA", "RGBA"):
+        return ()
+    alpha = np.asarray(picture.getchannel("A"))
+    if (alpha[mask.painted(picture.size, parent.config.crop)] == LEVEL_OPAQUE).all():
+        return ()
+    if _fills_clear_pixels(mask):
+        return ("transparent pixels in the mask were filled, and are opaque now",)
+    return ("transparent pixels were painted and stay transparent, as words say where; give a mask to fill them",)
+
+
+def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[str, ...]:
+    """Return what the user should know of a picture."""
+    if request.parent is None:
+        return _part_notes(request) + (file_notes(request.picture) if request.picture else ())
+    notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
+    if plan.fallback:
+        notes.append(f"the whole picture was painted: {plan.fallback}")
+    if difference < MIN_MEAN_DIFFERENCE:
+        notes.append(
+            f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
+        )
+    crop = request.config.crop
+    left, top, right, bottom = crop or (0, 0, *request.parent.size)
+    if upscale := upscale_note((right - left, bottom - top), image.size, is_part=crop is not None):
+        notes.append(upscale)
+    return (*notes, *_clear_notes(request.parent, plan.mask))
+
+
+def _part_notes(request: EditRequest) -> tuple[str, ...]:
+    """Return a note if a part of an opened picture alone is on the canvas, where edits go."""
+    if request.picture is None or request.config.crop is None:
+        return ()
+    (width, height), (left, top, right, bottom) = request.picture.size, request.config.crop
+    part = f"{right - left}x{bottom - top} of {width}x{height} pixels, from column {left} and row {top} on"
+    return (f"a part of the picture is opened, {part}; open it again to edit elsewhere",)
+
+
+def _mean_difference(before: Image, after: Image, mask: EditMask) -> float:
+    """Mean absolute difference of the pixels inside a mask, 0 to 255."""
+    inside = np.asarray(mask.image(), bool)
+    pixels_before, pixels_after = (
+        np.asarray(picture.convert("RGB"), np.float32)[inside] for picture in (before, after)
+    )
+    return float(np.abs(pixels_before - pixels_after).mean())

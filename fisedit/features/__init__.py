@@ -1,0 +1,1 @@
+"""Recorded features: layer sites, the cache, its encoding, its tiers and its size."""

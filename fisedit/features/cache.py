@@ -1,0 +1,395 @@
+"""Recorded features of a source's steps, and what edits lay over them.
+
+Edits lay copy-on-write overlays of their rows over a step, and shifts of everything else.
+
+Knows sites, rows and positions; knows nothing about prompts or samplers. Maps are [B, H * W, C]; see
+`fisedit.values` for the legend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from fisedit.features.codec import EncodedMap, FeatureEncoding, RecordedMap, encode, tensors_of
+from fisedit.features.sites import LayerSite, Role
+from fisedit.machine.device import to_pinned_memory
+from fisedit.sparse_kernels import ops
+from fisedit.sparse_kernels.reference_group_norm import total_statistics
+from fisedit.sparse_kernels.row_plan import SparsePlan
+
+
+class PagedMaps(MutableMapping[str, RecordedMap]):
+    """Maps of a step that lie in a page on disk: reading or writing one brings all into memory.
+
+    Args:
+        load: brings a step's maps into memory.
+        step: The step whose maps they are.
+        names: The names of the maps.
+        nbytes: The bytes that they take in memory.
+    """
+
+    def __init__(self, load: Callable[[Any], dict[str, Any]], step: object, names: Iterable[str], nbytes: int) -> None:
+        self._load, self._step, self._names, self.nbytes = load, ref(step), dict.fromkeys(names), nbytes
+
+    def __getitem__(self, name: str) -> RecordedMap:
+        """A map."""
+        found: RecordedMap = self._loaded()[name]
+        return found
+
+    def __setitem__(self, name: str, found: RecordedMap) -> None:
+        """Exchange a map."""
+        self._loaded()[name] = found
+
+    def __delitem__(self, name: str) -> None:
+        """Remove a map."""
+        del self._loaded()[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a map; nothing is read."""
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the maps; nothing is read."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """Return the number of maps."""
+        return len(self._names)
+
+    def _loaded(self) -> dict[str, Any]:
+        step = self._step()
+        assert step is not None, "a step's maps were kept without it"
+        return self._load(step)
+
+
+@dataclass(eq=False)
+class StepFeatures:
+    """Everything one dense step recorded.
+
+    Args:
+        maps: site name -> [B, H * W, C], as it was or encoded.
+        statistics: norm's name -> [B, groups, 2], float64 sums and sums of squares over the whole map.
+        joined: site name -> the site whose map lies beside its own, which is the first part of what it reads.
+        offloaded_from: the device that maps in host memory are copied to when they are read; None for maps that are not
+            offloaded.
+    """
+
+    maps: MutableMapping[str, RecordedMap] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    joined: dict[str, str] = field(default_factory=dict)
+    offloaded_from: torch.device | None = None
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """Recorded rows.
+
+        Args:
+            key: site name.
+            level: The level of the map; overlays need it.
+            positions: int64 [P], flat.
+
+        Returns:
+            [B, P, C], a fresh tensor.
+        """
+        found = self._on_device(key, positions.device)
+        own = found.rows(positions) if isinstance(found, EncodedMap) else found.index_select(1, positions)
+        beside = self.joined.get(key)
+        return own if beside is None else torch.cat([own, self.rows(beside, level, positions)], -1)
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole recorded map [B, H * W, C], a fresh tensor that the caller may write to."""
+        integers, scales = self.scaled(key, level)
+        own = integers if scales is None else integers.mul_(scales)
+        beside = self.joined.get(key)
+        return own if beside is None else torch.cat([own, self.whole(beside, level)], -1)
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole recorded map in units of a scale for each channel, where it is encoded.
+
+        Args:
+            key: name of a site whose map is not joined.
+            level: The level of the map; overlays need it.
+
+        Returns:
+            [B, H * W, C], a fresh tensor that the caller may write to; the scales [C], or None for 1.
+        """
+        found = self._on_device(key, self.offloaded_from)
+        if isinstance(found, EncodedMap):
+            return found.integers().to(found.scales.dtype), found.scales
+        return found.clone() if found is self.maps[key] else found, None
+
+    def own_map(self, key: str) -> Tensor:
+        """A map without what lies beside it, where it waits; the record's own tensor if it is not encoded."""
+        found = self.maps[key]
+        return found.whole() if isinstance(found, EncodedMap) else found
+
+    def channels(self, key: str) -> int:
+        """C of a map."""
+        found, beside = self.maps[key], self.joined.get(key)
+        own = int((found.scales if isinstance(found, EncodedMap) else found).shape[-1])
+        return own if beside is None else own + self.channels(beside)
+
+    def encode(self, encoding: FeatureEncoding) -> None:
+        """Encode the maps."""
+        for name, rows in self.maps.items():
+            if isinstance(rows, Tensor) and encoding.bits < 16 and rows.numel() >= encoding.min_numel:
+                self.maps[name] = encode(rows, encoding.bits)
+
+    def move_to_host(self) -> None:
+        """Move the maps to pinned memory, so that copies back need no wait; statistics are few and stay."""
+        device = self.offloaded_from = next(iter(self.statistics.values())).device
+        self.maps = {
+            name: _each_tensor(each, partial(to_pinned_memory, device=device)) for name, each in self.maps.items()
+        }
+
+    def _on_device(self, key: str, device: torch.device | None) -> RecordedMap:
+        """A map where it is read."""
+        if self.offloaded_from is None or device is None:
+            return self.maps[key]
+        return _each_tensor(self.maps[key], lambda tensor: tensor.to(device, non_blocking=True))
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a map of that name was recorded."""
+        return key in self.maps
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here."""
+        return map_bytes(self.maps) + held_bytes(self.statistics.values())
+
+
+def map_bytes(maps: Mapping[str, RecordedMap]) -> int:
+    """Bytes that maps take in memory, or would take if they were not on disk."""
+    if isinstance(maps, PagedMaps):
+        return maps.nbytes
+    return held_bytes(tensor for found in maps.values() for tensor in tensors_of(found))
+
+
+def _each_tensor(found: RecordedMap, change: Callable[[Tensor], Tensor]) -> RecordedMap:
+    """A map with its tensors moved elsewhere."""
+    return found.map_tensors(change) if isinstance(found, EncodedMap) else change(found)
+
+
+@dataclass(eq=False)
+class FeatureOverlay:
+    """The copy-on-write overlay of an edit over its parent's step.
+
+    It holds rows at the plan's active positions, and group statistics of the large mixed maps. `share` edits are in the
+    same memory.
+    """
+
+    parent: ReadFeatures
+    plan: SparsePlan
+    maps: MutableMapping[str, Tensor] = field(default_factory=dict)
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    share: int = 1
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The mixed rows: this overlay's where it has them, else the parent's; see `StepFeatures.rows`."""
+        rows = self.parent.rows(key, level, positions)
+        row_of_position = self.plan.levels[level].row_of_position[positions]
+        hit = (row_of_position >= 0).nonzero().squeeze(1)
+        return rows.index_copy_(1, hit, self.maps[key].index_select(1, row_of_position[hit])) if len(hit) else rows
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
+        return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.maps[key])
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole mixed map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        (integers, scales), rows = self.parent.scaled(key, level), self.maps[key]
+        return integers.index_copy_(1, self.plan.levels[level].active, in_units(rows, scales)), scales
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a map of that name was recorded."""
+        return key in self.maps
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here, the parent's not counted."""
+        return (map_bytes(self.maps) + held_bytes(self.statistics.values())) // self.share
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureDelta:
+    """The changes that a dense step of an edit found, all over the picture, against its source's step.
+
+    Args:
+        maps: site name -> [B, H * W, C].
+    """
+
+    maps: dict[str, Tensor]
+
+    @classmethod
+    def between(cls, source: CachedFeatures, now: StepFeatures, sites: Mapping[str, LayerSite]) -> FeatureDelta:
+        """The change from a source's step to an edit's.
+
+        Args:
+            source: the source's step.
+            now: the edit's dense step.
+            sites: those whose maps later steps read, by name.
+        """
+        found = [site for name, site in sites.items() if name in source and name in now]
+        return cls({s.name: source.whole(s.name, s.level).neg_().add_(now.whole(s.name, s.level)) for s in found})
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here."""
+        return held_bytes(self.maps.values())
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftedFeatures:
+    """A source's step as an edit would have left it outside its mask.
+
+    The changes that the edit's last dense step found there are added. They vary little from one step to the next.
+    """
+
+    parent: CachedFeatures
+    shift: FeatureDelta
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The shifted rows; see `StepFeatures.rows`."""
+        rows, moved = self.parent.rows(key, level, positions), self.shift.maps.get(key)
+        return rows if moved is None else rows.add_(moved.index_select(1, positions))
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
+        whole, moved = self.parent.whole(key, level), self.shift.maps.get(key)
+        return whole if moved is None else whole.add_(moved)
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole shifted map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        (integers, scales), moved = self.parent.scaled(key, level), self.shift.maps.get(key)
+        return (integers if moved is None else integers.add_(in_units(moved, scales))), scales
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a map of that name was recorded."""
+        return key in self.parent
+
+    own_bytes = 0  # the shift is its trajectory's, which has one for many steps
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedFeatures:
+    """A source's step for some edits that are computed together, branch by branch: all of them read the same."""
+
+    parent: CachedFeatures
+    count: int
+
+    def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
+        """The rows; see `StepFeatures.rows`."""
+        return self._repeated(self.parent.rows(key, level, positions))
+
+    def whole(self, key: str, level: int) -> Tensor:
+        """The whole map [B, H * W, C], a fresh tensor that the caller may write to."""
+        return self._repeated(self.parent.whole(key, level))
+
+    def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
+        """The whole map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        integers, scales = self.parent.scaled(key, level)
+        return self._repeated(integers), scales
+
+    def statistics(self, site: LayerSite) -> Tensor:
+        """A norm's group statistics; see `recorded_statistics`."""
+        return self._repeated(recorded_statistics(self.parent, site))
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a map of that name was recorded."""
+        return key in self.parent
+
+    own_bytes = 0
+
+    def _repeated(self, found: Tensor) -> Tensor:
+        return found.repeat_interleave(self.count, 0)
+
+
+CachedFeatures = StepFeatures | FeatureOverlay | ShiftedFeatures
+"""The features that a trajectory keeps of a step."""
+
+ReadFeatures = CachedFeatures | RepeatedFeatures
+"""The features that an evaluation reads of a step."""
+
+
+def recorded_statistics(step: ReadFeatures, site: LayerSite) -> Tensor:
+    """A norm's group statistics, kept with the step or computed now.
+
+    Args:
+        step: The step whose map it is.
+        site: The site of the norm.
+
+    Returns:
+        float64 [B, groups, 2], sums and sums of squares over the whole map.
+    """
+    if isinstance(step, RepeatedFeatures):
+        return step.statistics(site)
+    kept = {} if isinstance(step, ShiftedFeatures) else step.statistics
+    if site.name in kept:
+        return kept[site.name]
+    whole = step.whole(site.name, site.level)
+    return total_statistics(whole) if site.role is Role.NORM else ops.group_statistics(whole, site.module.num_groups)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedMap:
+    """A norm's input map of a cached step, a `operands.RecordedInput`.
+
+    Args:
+        step: The step whose map it is.
+        site: The site of the norm.
+    """
+
+    step: ReadFeatures
+    site: LayerSite
+
+    def whole(self) -> Tensor:
+        """See `operands.RecordedInput`."""
+        return self.step.whole(self.site.name, self.site.level)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """See `operands.RecordedInput`."""
+        return self.step.rows(self.site.name, self.site.level, positions)
+
+    def statistics(self) -> Tensor | None:
+        """See `operands.RecordedInput`; a shifted step keeps none."""
+        return None if isinstance(self.step, ShiftedFeatures) else recorded_statistics(self.step, self.site)
+
+
+def with_last_branch(step: CachedFeatures, last: StepFeatures, sites: Mapping[str, LayerSite]) -> StepFeatures:
+    """Features of the last branch alone, completed by the other branches' of another step.
+
+    Args:
+        step: with all branches.
+        last: what the last branch recorded.
+        sites: those that record all branches, by name.
+    """
+    maps, sums = dict(last.maps), dict(last.statistics)
+    for name in maps.keys() & sites.keys():
+        now = last.own_map(name)
+        maps[name] = torch.cat([step.whole(name, sites[name].level)[:-1, :, : now.shape[-1]], now])
+    for name, own in sums.items():
+        sums[name] = torch.cat([recorded_statistics(step, sites[name])[:-1], own])
+    return StepFeatures(maps, sums, dict(last.joined))
+
+
+def shifted(step: ReadFeatures) -> bool:
+    """Return whether a step, or one that it lies over, is shifted."""
+    while isinstance(step, FeatureOverlay | RepeatedFeatures):
+        step = step.parent
+    return isinstance(step, ShiftedFeatures)
+
+
+def in_units(rows: Tensor, scales: Tensor | None) -> Tensor:
+    """Rows [B, R, C] in units of a scale for each channel."""
+    return rows if scales is None else rows / scales
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory that tensors lie in, shared memory counted once."""
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())

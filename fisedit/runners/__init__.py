@@ -1,0 +1,1 @@
+"""Execution of sparse steps and decodes: eager, or captured graphs over static rows."""

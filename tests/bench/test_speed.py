@@ -1,0 +1,93 @@
+"""What `fisedit bench edit` says of its own figures."""
+
+import json
+
+import pytest
+
+from benchmarks import fidelity
+from benchmarks.schedules import CLOSE, FAST, SCHEDULES
+from fisedit.bench import dense_search, speed
+from fisedit.bench.settings import FidelitySettings, SpeedSettings
+from fisedit.values import Quality
+
+SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 2, "repeats": 1, "compiled": False}
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+def test_torch_counts_the_same_multiply_accumulates(dtype):
+    """Whichever kernels a step takes; torch counts the time's embedding besides, which is little."""
+    report = speed.measure_edit_speed(SpeedSettings(dtype=dtype, baseline=False, **SMALL))
+    for row in (report["dense"], *report["rows"]):
+        assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.005)
+
+
+def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
+    asked = ("--model", "demo", "--areas", "15", "--size", "128", "--num-inference-steps", "2", "--repeats", "2")
+    printed = fisedit(
+        "bench", "edit", *asked, "--no-compiled", "--profile", "--local-files-only", "--output", "speed.json"
+    )
+    assert printed.status == 0
+    written = json.loads((tmp_path / "speed.json").read_text())
+    assert [(row["mask"], row["quality"]) for row in written["summary"]] == [
+        *(("square", quality) for quality in Quality),
+        ("ragged", Quality.BALANCED),
+    ]
+    for row in written["summary"]:
+        assert all(row[name] in printed.out for name in ("MACs", "step", "whole edit", "whole edit, to plain"))
+    best = written["search"]["best"]
+    assert best in printed.out and best in written["settings"]["dense_baseline"]
+    assert best not in written["search"]["left_out"]
+    assert "torch.compile was not tried: --no-compiled left it out" in printed.out
+    assert written["dense"]["recorded_bytes"] > 0
+    assert {row["run"] for row in written["profile"]} == {"source", "square 15%", "ragged 15%"}
+    assert {"conv", "attention"} <= {row["layers"] for row in written["profile"]}
+    assert written["environment"]["command"].startswith("fisedit bench edit --model demo")
+    assert written["environment"]["dtype"] == written["settings"]["dtype"]
+
+
+def test_ratios_are_of_the_same_turn_and_over_the_fastest_dense_run():
+    samples = {"dense": [8.0, 10.0, 30.0], "plain": [16.0, 30.0, 60.0], "edit": [2.0, 2.0, 3.0]}
+    samples |= {"dense step": [1.0] * 3, "dense decode": [1.0] * 3, "step": [0.5] * 3, "decode": [0.25] * 3}
+    row = speed.ratios({"call": "edit", "step_call": "step", "decode_call": "decode"}, samples)
+    assert row["whole_ratio"] == {"median": 5, "low": 4, "high": 10}
+    assert row["whole_ratio_to_plain"] == {"median": 15, "low": 8, "high": 20}
+    assert row["whole_seconds"] == {"median": 2, "low": 2, "high": 3}
+    assert (row["step_ratio"]["median"], row["decode_ratio"]["median"]) == (2, 4)
+    assert "step_ratio_to_plain" not in row
+
+
+def test_a_whole_run_of_plain_diffusers_is_its_steps_and_its_decode():
+    samples = {"plain step": [2.0, 3.0], "plain decode": [1.0, 4.0]}
+    assert speed.plain_runs(samples, 20) == {"plain": [41, 64]}
+    assert speed.plain_runs({"dense step": [1.0]}, 20) == {}
+
+
+@pytest.mark.slow
+def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
+    """One of the forty of the table, of which the worst is 33 dB from its dense one; all cost 1 / 2.2 of dense."""
+    names = ("default", "0", "1", FAST, CLOSE)
+    monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
+    monkeypatch.setattr(fidelity, "_warm_up", lambda *_: None)  # no time is checked
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
+    report = fidelity.measure_fidelity(FidelitySettings(edits=1, dtype="fp32", compiled=False))
+    rows = {row["growth"]: row for row in report["rows"]}
+    assert set(rows) == set(names) == {row["growth"] for row in report["summary"]}
+    assert [row["quality"] for row in report["shipped"]] == ["fast", "close"]
+    assert report["values"][0] > max(30, rows["0"]["psnr_median"])
+    assert rows["default"]["macs_ratio"] > 1.8
+    turns = report["turns"]
+    assert rows["1"]["whole_ratio"]["median"] == turns["dense"][0] / turns["1"][0]
+
+
+def test_fidelity_is_measured_after_a_warm_up(fisedit, model, tmp_path, monkeypatch):
+    names = ("default", FAST)
+    monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
+    monkeypatch.setattr(fidelity, "SHIPPED", {FAST: SCHEDULES[FAST]})
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
+    words = ("--edits", 1, "--num-inference-steps", 2, "--no-compiled", "--dtype", "fp32", "--output", "fidelity.json")
+    run = fisedit("bench", "fidelity", "--model", model, *words)
+    assert run.status == 0, run.err
+    report = json.loads((tmp_path / "fidelity.json").read_text())
+    assert [row["growth"] for row in report["rows"]] == list(names) == [row["growth"] for row in report["summary"]]
+    assert report["settings"]["num_inference_steps"] == 2 and set(report["turns"]) >= {"dense", *names}
+    assert all(name in run.out for name in names)
