@@ -1,1 +1,1 @@
-"""What image files say beside their pixels: how they were made, and their form. Knows no model."""
+"""Metadata of image files: how a picture was made, and the form of its file. Knows no model."""

@@ -1,6 +1,6 @@
 """E5: steps in any order, and two sessions that take turns, give the same result: no state hides between steps.
 
-The same with graphs: tests/sparse/test_cuda_graphs.py.
+The same with graphs: tests/runners/test_cuda_graphs.py.
 """
 
 from __future__ import annotations

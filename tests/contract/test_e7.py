@@ -1,6 +1,6 @@
 """E7: edits in one batch equal the same edits one by one; padding rows change nothing.
 
-Single padded steps, and all that a batch may hold: tests/sparse/test_cuda_graphs.py and test_stepping.py.
+Single padded steps, and all that a batch may hold: tests/runners/test_cuda_graphs.py and test_stepping.py.
 """
 
 from __future__ import annotations

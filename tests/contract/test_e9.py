@@ -1,6 +1,6 @@
 """E9: the fidelity reference is the dense blended edit, diffusers' pipeline pinned to the source outside the mask.
 
-What is reported against it: tests/evaluation/.
+What is reported against it: tests/bench/ and tests/benchmarks/.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ AREAS: Mapping[str, Area] = {
     "row plan": Area(
         "fisedit/sparse_kernels/{row_plan,buckets,dilation}.py fisedit/{plan,buckets}.py",
         "tests/sparse_kernels/test_{row_plan,buckets,dilation}.py tests/contract/test_e4.py "
-        "tests/sparse/test_cuda_graphs.py tests/masking/test_masks.py tests/test_{plan,executor,captured,masks}.py",
+        "tests/runners/test_cuda_graphs.py tests/masking/test_masks.py tests/test_{plan,executor,captured,masks}.py",
         "by_every_backend",
     ),
     "blocks": Area(

@@ -45,14 +45,14 @@ DOORS, SAFETY, SERVER, BROWSER, FAULT_APP = (
     "tests/fault/fault_app.py",
 )
 STEPPING, FOLDER, INDEX, SESSION, CACHE, CALLS, ARCHIVE, PREFETCH, FAULT_ENGINE = (
-    "tests/sparse/test_stepping.py",
-    "tests/storage/test_session_folder.py",
-    "tests/storage/test_session_index.py",
-    "tests/storage/test_session_store.py",
+    "tests/runners/test_stepping.py",
+    "tests/sessions/test_folder.py",
+    "tests/sessions/test_index.py",
+    "tests/sessions/test_store.py",
     "tests/sampling/test_trajectory_cache.py",
     "tests/app/test_allowed_calls.py",
     "tests/app/test_archive.py",
-    "tests/sparse/test_prefetch.py",
+    "tests/runners/test_prefetch.py",
     "tests/fault/fault_engine.py",
 )
 
