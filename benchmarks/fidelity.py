@@ -1,4 +1,4 @@
-"""`fisedit bench fidelity`: how close a sparse edit comes to the dense blended one, and its speed, by schedule.
+"""`python -m benchmarks.fidelity`: how close a sparse edit comes to the dense blended one, and its speed, by schedule.
 
 Times are of the same edits, each in turns with the fastest dense run of this machine and with plain diffusers. The
 reference of fidelity is diffusers' own pipeline on the new prompt with the same seed. Its latents outside the mask are
@@ -29,8 +29,8 @@ from fisedit.values import LATENT_FACTOR, GenerationConfig, OnStep, SchedulerNam
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
+    from benchmarks.settings import FidelitySettings
     from fisedit.bench.dense_search import DenseVariant
-    from fisedit.bench.settings import FidelitySettings
     from fisedit.history import EditResult
     from fisedit.values import BoolGrid
 
@@ -221,3 +221,9 @@ def _summary_row(row: dict[str, Any]) -> dict[str, Any]:
         "whole edit": interval_text(row["whole_ratio"]),
         "whole edit, to plain": interval_text(row["whole_ratio_to_plain"]),
     }
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("fidelity")

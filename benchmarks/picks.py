@@ -1,4 +1,4 @@
-"""`fisedit bench picks`: how well points pick things of drawn scenes, whose masks are known.
+"""`python -m benchmarks.picks`: how well points pick things of drawn scenes, whose masks are known.
 
 A scene is opened and one of its things is picked by the point deepest inside it. The next points are where a user
 would correct: deepest inside the largest error, of what is missing or of what is too much. Knows the editor and scenes.
@@ -112,3 +112,9 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("picks")

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from tests.support import ceilings, sweeps
 from tests.support.processes import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from diffusers import StableDiffusionPipeline
 
@@ -189,20 +189,34 @@ def process(tmp_path):
 
 
 @pytest.fixture
-def fisedit(tmp_path, monkeypatch, capfd):
-    """Runs the same in this process, which has torch already."""
-    from fisedit import cli
-
+def in_process(tmp_path, monkeypatch, capfd):
+    """Runs a program in this process, which has torch already."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: object) -> Run:
+    def run(main: Callable[[], None], *arguments: object) -> Run:
         capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["fisedit", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
         return Run(int(ended.value.code), *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def fisedit(in_process):
+    """Runs the command line in this process."""
+    from fisedit import cli
+
+    return partial(in_process, cli.main)
+
+
+@pytest.fixture
+def study(in_process):
+    """Runs a study of `benchmarks` in this process, by its name."""
+    from benchmarks import commands
+
+    return lambda name, *arguments: in_process(partial(commands.run, name), *arguments)
 
 
 @pytest.fixture(scope="session")

@@ -190,7 +190,6 @@ def test_help_is_instant():
         ["train-adapter"],
         ["demo"],
         ["bench", "edit"],
-        ["bench", "quality"],
     ):
         arguments = ["fisedit", *verb, "--help"]
         command = (

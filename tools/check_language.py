@@ -27,7 +27,7 @@ _END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`\"'(\d])")
 
 def main() -> int:
     """Print every fault of the files and folders that are named, else of all code; return 1 for any."""
-    paths = [Path(name) for name in sys.argv[1:]] or [Path("fisedit"), Path("app"), Path("tools")]
+    paths = [Path(name) for name in sys.argv[1:]] or [Path(name) for name in ("fisedit", "app", "benchmarks", "tools")]
     files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     faults = [f"{file}:{line}: {fault}\n" for file in files for line, fault in check(file.read_text(encoding="utf-8"))]
     sys.stdout.writelines(faults)

@@ -1,4 +1,4 @@
-"""`fisedit bench quality`: the same edits by every method, measured and joined into one report."""
+"""`python -m benchmarks.quality`: the same edits by every method, measured and joined into one report."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from benchmarks.classifier import SceneClassifier
     from benchmarks.quality.methods import Method
+    from benchmarks.settings import EditQualitySettings
     from fisedit.bench.edit_case import BenchmarkEdit, EditCase, MethodResult
-    from fisedit.bench.settings import EditQualitySettings
     from fisedit.prompts.text_diff import Tokenizer
 
 CLASSIFIER_FILE = "judge.safetensors"

@@ -68,7 +68,7 @@ class HtmlReport:
         """
         path = self.folder / "report.html"
         sections = [*_sections(report), ("Pictures", "\n".join(self._figures))]
-        files.write_text(html_page("fisedit bench quality", sections), path)
+        files.write_text(html_page("python -m benchmarks.quality", sections), path)
         return path
 
 

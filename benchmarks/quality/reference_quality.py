@@ -1,4 +1,4 @@
-"""`fisedit bench quality --adapter`: edits with a reference picture, beside the same edits without it.
+"""`python -m benchmarks.quality --adapter`: edits with a reference picture, beside the same edits without it.
 
 Measures the distance of the edited object's appearance from the reference's, in the classifier's features, in the
 colour distribution and in the mean colour. Also measures whether the edit succeeds, and whether it keeps all bytes
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from benchmarks.classifier import SceneClassifier
     from benchmarks.scenes.drawing import Bytes, Floats, Mask
-    from fisedit.bench.settings import ReferenceQualitySettings
+    from benchmarks.settings import ReferenceQualitySettings
     from fisedit.history import EditResult
     from fisedit.values import OnStep
 

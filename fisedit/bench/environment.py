@@ -23,7 +23,7 @@ from fisedit.machine.hardware import cpu_model, num_cores
 ROOT = Path(__file__).resolve().parents[2]
 """The folder of the repository, where there is one."""
 
-_CODE = (".", ":(exclude)benchmarks", ":(exclude)*.md")
+_CODE = (".", ":(exclude)benchmarks/results", ":(exclude)*.md")
 """The paths that must be unchanged in a clean tree: all but results and documents."""
 
 
@@ -44,7 +44,7 @@ def describe(dtype: str) -> dict[str, Any]:
     """
     cpu, features = cpu_model()
     return {
-        "command": shlex.join(["fisedit", *sys.argv[1:]]),
+        "command": shlex.join([*_program(), *sys.argv[1:]]),
         **code_state(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu,
@@ -55,6 +55,13 @@ def describe(dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
+
+
+def _program() -> list[str]:
+    """Return the words that run this process's program: a study's module, or the command line."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec else ""
+    return ["python", "-m", name] if name.startswith("benchmarks") else ["fisedit"]
 
 
 @cache

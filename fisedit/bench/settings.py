@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,75 +31,8 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FidelitySettings(EvaluationSettings):
-    """Settings of `bench fidelity`.
-
-    Args:
-        compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
-    """
-
-    edits: int = 40
-    compiled: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditQualitySettings(EvaluationSettings):
-    """Settings of `bench quality`.
-
-    Args:
-        kinds: The kinds of drawn edits, of `scenes.layout.CHANGE_KINDS`; () for all that the model has words for.
-        methods: names in `quality.methods.METHODS`; () for all.
-        classifier: the scene classifier's weights; None for those in the model's folder, if it has some.
-        pie_bench: folder of PIE-Bench, whose edits replace the drawn ones.
-        html: folder for report.html, with pictures of the edits that this run makes.
-        results_log: file with one line an edit; edits that it holds are not made again.
-        cache_dtype: what recorded features are kept in, as in `Editor`.
-    """
-
-    edits: int = 200
-    kinds: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    classifier: Path | None = None
-    pie_bench: Path | None = None
-    html: Path | None = None
-    results_log: Path | None = None
-    cache_dtype: str = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceQualitySettings(EvaluationSettings):
-    """Settings of `bench quality --adapter`.
-
-    Args:
-        adapter: name or folder, as in `Editor.load_adapter`.
-        scale: the adapter's strength.
-        classifier: the scene classifier's weights; None for those in the model's folder.
-        html: folder for references.png: a row each of the first edits, with source, reference, the edit without and
-            with the reference, and the drawn target.
-    """
-
-    adapter: str
-    scale: float = 1.0
-    edits: int = 60
-    classifier: Path | None = None
-    html: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriveQualitySettings(EvaluationSettings):
-    """Settings of `bench drive`.
-
-    Args:
-        adapter: a control network that reads poses: name or folder, as in `Editor.load_adapter`.
-    """
-
-    adapter: str
-    edits: int = 60
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpeedSettings:
-    """Settings of `bench edit` and `bench adapters`.
+    """Settings of `bench edit` and `benchmarks.adapters`.
 
     Args:
         model: The model that `fisedit.models.loader.load` takes; None for SD 1.5's architecture with random weights.
@@ -115,7 +44,7 @@ class SpeedSettings:
         repeats: turns, of which the median and the range count.
         baseline: also time plain diffusers: float32, contiguous, eager.
         compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
-        families: reference adapters to time, for `bench adapters`.
+        families: reference adapters to time, for `benchmarks.adapters`.
         profile: whether a source and an edit of every mask run once more at the end, with their layers timed.
         device: The device as torch names it; None for the best one.
         dtype: fp32, bf16 or fp16; None for the device's best.

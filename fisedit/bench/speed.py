@@ -87,7 +87,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
     }
 
 
-RANDOM_NOTE = "random weights: fidelity has no meaning; `fisedit bench fidelity` has that of the same settings"
+RANDOM_NOTE = "random weights: fidelity has no meaning; `python -m benchmarks.fidelity` has that of the same settings"
 
 
 class _Progress:

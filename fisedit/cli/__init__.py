@@ -46,15 +46,20 @@ app.command("serve")(commands.serve)
 app.add_typer(bench, name="bench")
 
 
-def main() -> None:
-    """Run the command line. Every error is one line on stderr; a traceback only with --debug."""
+def main(program: typer.Typer = app, name: str = "fisedit") -> None:
+    """Run a command line. Every error is one line on stderr; a traceback only with --debug.
+
+    Args:
+        program: The commands.
+        name: The program's name in its help and messages.
+    """
     keep_freed_memory()
     console.escape_unprintable_text()
-    arguments = sys.argv[1:] or ["--help"]
+    arguments = sys.argv[1:] or (["--help"] if program is app else [])
     debug = "--debug" in arguments
     if debug:
         arguments.remove("--debug")
-    sys.exit(_run(arguments, debug=debug))
+    sys.exit(_run(program, name, arguments, debug=debug))
 
 
 def _check_unicode(arguments: list[str]) -> None:
@@ -94,10 +99,10 @@ def _usage_line(error: typer.TyperException, arguments: list[str]) -> str:
     return f"{line}{' See' if line.endswith('?') else '; see'} {context.command_path if context else 'fisedit'} --help"
 
 
-def _run(arguments: list[str], *, debug: bool) -> int:
+def _run(program: typer.Typer, name: str, arguments: list[str], *, debug: bool) -> int:
     try:
         _check_unicode(arguments)
-        status = int(app(arguments, prog_name="fisedit", standalone_mode=False) or 0)
+        status = int(program(arguments, prog_name=name, standalone_mode=False) or 0)
         console.flush()
         return console.print_error(KeyboardInterrupt()) if status == _INTERRUPTED else status
     except typer.TyperException as error:

@@ -1,4 +1,4 @@
-"""The options that say more than one value: adapters and LoRAs with their scales, areas, seeds."""
+"""The options that say more than one value: adapters and LoRAs with their scales, areas."""
 
 from __future__ import annotations
 
@@ -55,12 +55,6 @@ def _with_scales(option: str, given: Mapping[str, Any]) -> list[tuple[str, float
     return [(source, scales[i % len(scales)] if scales else 1.0) for i, source in enumerate(sources)]
 
 
-def refuse_beside_adapter(**given: object) -> None:
-    """Raise InputError for an option of edits without an adapter that is given."""
-    if unused := [name for name, value in given.items() if value]:
-        raise InputError(f"--{unused[0].replace('_', '-')} is of edits without --adapter; leave one of them out")
-
-
 def parse_areas(areas: str) -> tuple[float, ...]:
     """Shares from percentages with commas between. Raises InputError."""
     try:
@@ -70,20 +64,3 @@ def parse_areas(areas: str) -> tuple[float, ...]:
     if not all(0 < share <= 1 for share in shares):
         raise InputError(f"areas must lie above 0 and up to 100 percent, got {as_text(areas)}")
     return shares
-
-
-def parse_seed(given: str) -> int:
-    """The seed of drawn edits: a whole number from 0, or the name of a split of `held_out.json`.
-
-    Args:
-        given: by the option.
-
-    Raises:
-        InputError: neither.
-    """
-    from benchmarks.scenes.held_out import held_out
-
-    seeds = held_out().seeds
-    if given not in seeds and not (given.isascii() and given.isdigit()):
-        raise InputError(f"--seed must be {', '.join(seeds)} or a whole number from 0, got {given!r}")
-    return seeds[given] if given in seeds else int(given)

@@ -9,7 +9,7 @@ from fisedit.errors import InputError, as_text
 from fisedit.masking import heatmaps
 
 OBJECT_MASKS = DEFAULT_METHOD = "things"
-"""The method of `object_masks`, which `fisedit bench masks` compares with the others."""
+"""The method of `object_masks`, which `python -m benchmarks.masks` compares with the others."""
 
 LATENTS = "latents"
 """FISEdit's difference of latents (arXiv 2305.17423); it needs dense steps."""

@@ -30,7 +30,7 @@ _CORRECT_RATIOS = (0.0, 0.1, 0.13, 0.2, 0.5, 0.7, 0.8, 0.95, 0.98, 1.0, 1.0)
 
 A region is right if its IoU with the true cells is at least a half. The shares are fitted to 540 swaps, removals and
 inserts of drawn scenes, by isotonic regression with rounded knots. The scenes are of the demo model of 128 px,
-development seeds 9100, 9200 and 9400. None has a criterion of less than .72. `fisedit bench masks` says how it
+development seeds 9100, 9200 and 9400. None has a criterion of less than .72. `python -m benchmarks.masks` says how it
 holds."""
 
 LOW_CONFIDENCE = 0.1

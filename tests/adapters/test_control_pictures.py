@@ -148,7 +148,6 @@ def test_commands_take_edges(pipelines, control_net, tmp_path, fisedit):
         ),
         (("edit", "--source-prompt", CAT, "--prompt", DOG, "--adapter-scale", ".5"), "--adapter-scale is of --adapter"),
         (("edit", "--source-prompt", CAT, "--prompt", DOG, "--image-encoder", "x"), "--image-encoder is of an"),
-        (("bench", "quality", "--adapter", "x", "--kinds", "swap"), "--kinds is of edits without --adapter"),
         (
             ("batch", "in", "out", "--prompt", DOG, "--adapter", "demo-look", "--reference", "missing.png"),
             "reference must be an image file, got missing.png: no such file",
@@ -164,3 +163,7 @@ def test_commands_take_edges(pipelines, control_net, tmp_path, fisedit):
 )
 def test_what_commands_refuse(fisedit, command, message):
     fisedit(*command).refused("input", message)
+
+
+def test_what_the_study_of_references_refuses(study):
+    study("quality", "--adapter", "x", "--kinds", "swap").refused("input", "--kinds is of edits without --adapter")

@@ -1,6 +1,7 @@
 """What every benchmark's JSON says of where, when and by what it was measured."""
 
 import sys
+from importlib.machinery import ModuleSpec
 
 from fisedit.bench import environment
 from fisedit.machine import hardware as machine
@@ -14,6 +15,13 @@ def test_a_report_says_where_it_was_measured(monkeypatch):
     assert found["command"] == "fisedit bench edit --areas '5, 15'" and found["dtype"] == "bfloat16"
     assert {"commit", "clean", "date", "cpu", "cpu_features", "cores", "threads", "versions"} <= found.keys()
     assert found["cores"] >= 1 and found["threads"] == 1 and found["cpu"]
+
+
+def test_a_study_is_named_by_its_module(monkeypatch):
+    for name, told in (("benchmarks.costs", "costs"), ("benchmarks.quality.__main__", "quality")):
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(name, None))
+        monkeypatch.setattr(sys, "argv", ["module.py", "--edits", "3"])
+        assert environment.describe("")["command"] == f"python -m benchmarks.{told} --edits 3"
 
 
 def test_the_commit_is_of_this_repository_and_a_changed_tree_is_not_clean(monkeypatch):

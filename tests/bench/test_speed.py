@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks import fidelity
 from benchmarks.schedules import CLOSE, FAST, SCHEDULES
+from benchmarks.settings import FidelitySettings
 from fisedit.bench import dense_search, speed
-from fisedit.bench.settings import FidelitySettings, SpeedSettings
+from fisedit.bench.settings import SpeedSettings
 from fisedit.values import Quality
 
 SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 2, "repeats": 1, "compiled": False}
@@ -79,13 +80,13 @@ def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     assert rows["1"]["whole_ratio"]["median"] == turns["dense"][0] / turns["1"][0]
 
 
-def test_fidelity_is_measured_after_a_warm_up(fisedit, model, tmp_path, monkeypatch):
+def test_fidelity_is_measured_after_a_warm_up(study, model, tmp_path, monkeypatch):
     names = ("default", FAST)
     monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
     monkeypatch.setattr(fidelity, "SHIPPED", {FAST: SCHEDULES[FAST]})
     monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
     words = ("--edits", 1, "--num-inference-steps", 2, "--no-compiled", "--dtype", "fp32", "--output", "fidelity.json")
-    run = fisedit("bench", "fidelity", "--model", model, *words)
+    run = study("fidelity", "--model", model, *words)
     assert run.status == 0, run.err
     report = json.loads((tmp_path / "fidelity.json").read_text())
     assert [row["growth"] for row in report["rows"]] == list(names) == [row["growth"] for row in report["summary"]]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.quality import mask_quality
+from benchmarks import masks as mask_quality
 from fisedit import cli
 from fisedit.cli import console, demo
 from fisedit.errors import Cancelled, FisEditError, InputError, MaskError, ModelError, NumericsError
@@ -154,16 +154,13 @@ class TestBeforeTheModelLoads:
         words = {"demo": nowhere, "generate": ["a cat", *nowhere], "edit": ["--prompt", "a dog"]}[verb]
         fisedit(verb, *words, option, "/proc/folder").refused("input", "writable")
 
-    def test_what_could_not_be_written_at_the_end(self, fisedit, tmp_path, monkeypatch):
+    def test_what_could_not_be_written_at_the_end(self, fisedit, study, tmp_path, monkeypatch):
         (tmp_path / "s").mkdir()
         (tmp_path / "s/session.json").write_text("a session")
         monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path / "s/session.json"))
         nowhere, long = ("--model", "./nowhere"), "x" * 300
         for words in (
-            ("bench", "fidelity", "--output", "s", *nowhere),
-            ("bench", "costs", "--output", "s/session.json", *nowhere),
-            ("bench", "quality", "--journal", "s", *nowhere),
-            ("bench", "quality", "--html", "s", *nowhere),
+            ("bench", "edit", "--output", "s", *nowhere),
             ("generate", "a cat", "--trace", "s/session.json", *nowhere),
             ("generate", "a cat", "--session", long, *nowhere),
             ("generate", "a cat", "--output", f"{long}.png", *nowhere),
@@ -171,6 +168,9 @@ class TestBeforeTheModelLoads:
             ("calibrate",),
         ):
             fisedit(*words).refused("input", "must")
+        study("costs", "--output", "s/session.json", *nowhere).refused("input", "must")
+        for option in ("--journal", "--html"):
+            study("quality", option, "s", *nowhere).refused("input", "must")
         assert (tmp_path / "s/session.json").read_text() == "a session" and len(list(tmp_path.iterdir())) == 1
 
     def test_an_output_that_is_an_input(self, fisedit, tmp_path):
@@ -510,7 +510,7 @@ class TestTheApp:
 
 
 class TestBenchMasks:
-    def test_its_options_are_the_settings_and_its_tables_are_printed(self, fisedit, tmp_path, monkeypatch):
+    def test_its_options_are_the_settings_and_its_tables_are_printed(self, study, tmp_path, monkeypatch):
         asked = []
 
         def measure(settings, on_step):
@@ -525,7 +525,6 @@ class TestBenchMasks:
 
         monkeypatch.setattr(mask_quality, "measure_mask_quality", measure)
         words = (
-            "bench",
             "masks",
             "--edits",
             3,
@@ -536,10 +535,10 @@ class TestBenchMasks:
             "--seed",
             "reported",
         )
-        run = fisedit(*words, "--output", "masks.json")
+        run = study(*words, "--output", "masks.json")
         assert run.status == 0 and "fisedit" in run.out and run.out.endswith("note: a note\n")
         (settings,) = asked
         assert (settings.edits, settings.num_inference_steps, settings.guidance_scale) == (3, 2, 2.0)
         written = json.loads((tmp_path / "masks.json").read_text())
         assert written["summary"] == [{"method": "fisedit", "IoU": "0.5"}] and "environment" in written
-        assert json.loads(fisedit(*words, "--json").out)["notes"] == ["a note"]
+        assert json.loads(study(*words, "--json").out)["notes"] == ["a note"]

@@ -71,7 +71,7 @@ def test_a_picture_of_one_colour_is_one_thing():
 
 
 def test_points_pick_things_of_drawn_scenes():
-    """The first of the development seed; the table is `fisedit bench picks`."""
+    """The first of the development seed; the table is `python -m benchmarks.picks`."""
     found = measure_picks(
         EvaluationSettings(edits=8, seed=held_out().seeds["development"], dtype="fp32", local_files_only=True)
     )["rows"]

@@ -11,12 +11,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from benchmarks.classifier import WORDS, classify, load_classifier
-from benchmarks.drive_quality import measure_drive_quality
+from benchmarks.drive import measure_drive_quality
 from benchmarks.quality.edit_quality import CLASSIFIER_FILE
+from benchmarks.settings import DriveQualitySettings
 from fisedit import Editor
 from fisedit.adapters.lora import FILE, suggested_sampling
 from fisedit.adapters.row_column.checkpoints import load_adapter
-from fisedit.bench.settings import DriveQualitySettings
 from fisedit.errors import AdapterError
 from fisedit.models import loader, paths
 from tests.support.edits import pixels_outside

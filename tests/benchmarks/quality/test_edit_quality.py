@@ -1,4 +1,4 @@
-"""Whole runs of `bench quality`."""
+"""Whole runs of `benchmarks.quality`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from PIL import Image
 
 from benchmarks.quality import edit_quality
 from benchmarks.quality.methods import METHODS
-from fisedit import cli
-from fisedit.bench.settings import EditQualitySettings
+from benchmarks.settings import EditQualitySettings
 from fisedit.errors import Cancelled, InputError, ModelError
 from tests.support.quality import needs_font
 
@@ -112,13 +111,11 @@ def test_pie_bench_by_two_methods(loaded, dataset):
     assert any("LPIPS" in note for note in told["notes"]) and any("scaled from 512" in note for note in told["notes"])
 
 
-def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
+def test_the_command_hands_everything_on(study, monkeypatch, tmp_path):
     told = {"summary": [{"method": "fisedit", "IoU": "0.9 (0.8)"}], "classes": [], "whole": [], "notes": ["a note"]}
     asked = []
     monkeypatch.setattr(edit_quality, "measure_edit_quality", lambda settings, _: asked.append(settings) or told)
     arguments = [
-        "bench",
-        "quality",
         "--edits",
         "3",
         "--methods",
@@ -128,9 +125,10 @@ def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
         "--html",
         str(tmp_path),
     ]
-    assert cli._run([*arguments, "--output", str(tmp_path / "report.json")], debug=True) == 0
+    run = study("quality", *arguments, "--output", tmp_path / "report.json")
+    assert run.status == 0
     assert asked == [EditQualitySettings(edits=3, methods=("fisedit", "reprompt"), seed=5, html=tmp_path)]
     assert (asked[0].classifier, asked[0].guidance_scale) == (None, 4.0)
     written = json.loads((tmp_path / "report.json").read_text())
-    assert written.pop("environment")["command"].startswith("fisedit") and written == told
-    assert "0.9 (0.8)" in (said := capsys.readouterr().out) and "note: a note" in said
+    assert written.pop("environment") and written == told
+    assert "0.9 (0.8)" in (said := run.out) and "note: a note" in said

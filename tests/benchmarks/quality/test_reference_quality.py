@@ -11,9 +11,8 @@ from PIL import Image
 
 from benchmarks.quality import reference_edits, reference_quality
 from benchmarks.quality.scene_edits import known_words
-from fisedit import cli
+from benchmarks.settings import ReferenceQualitySettings
 from fisedit.adapters.row_column.checkpoints import fresh_adapter, save_adapter
-from fisedit.bench.settings import ReferenceQualitySettings
 from fisedit.errors import InputError
 from fisedit.models.loader import load
 from tests.support.quality import needs_font
@@ -121,13 +120,14 @@ def test_a_model_without_a_judge_is_refused(monkeypatch):
         reference_quality.measure_reference_quality(ReferenceQualitySettings(adapter="demo", edits=1))
 
 
-def test_the_command_line_hands_everything_on(monkeypatch, tmp_path, capsys):
+def test_the_command_hands_everything_on(study, monkeypatch, tmp_path):
     told, asked = {"summary": [{"distance": "colour", "closer": "3 of 4"}], "notes": ["a note"]}, []
     measure = "measure_reference_quality"
     monkeypatch.setattr(reference_quality, measure, lambda settings, _: asked.append(settings) or told)
-    arguments = ["bench", "quality", "--adapter", "demo", "--edits", "4", "--output", str(tmp_path / "report.json")]
-    assert cli._run(arguments, debug=True) == 0
+    arguments = ["--adapter", "demo", "--edits", "4", "--output", str(tmp_path / "report.json")]
+    run = study("quality", *arguments)
+    assert run.status == 0
     assert asked == [ReferenceQualitySettings(adapter="demo", edits=4)] and asked[0].guidance_scale == 4.0
     written = json.loads((tmp_path / "report.json").read_text())
-    assert written.pop("environment")["command"].startswith("fisedit") and written == told
-    assert "3 of 4" in (said := capsys.readouterr().out) and "note: a note" in said
+    assert written.pop("environment") and written == told
+    assert "3 of 4" in (said := run.out) and "note: a note" in said

@@ -1,4 +1,4 @@
-"""`fisedit bench drive`: how well edits follow a drive, by the truth of drawn heads.
+"""`python -m benchmarks.drive`: how well edits follow a drive, by the truth of drawn heads.
 
 A drawn head is opened at rest and edited to another drive. What comes is compared with the renderer's own picture of
 that drive: its tilt is the one whose picture is nearest, its place is where it differs from the scene without a head.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from benchmarks.scenes.drawing import Bytes, Mask
     from benchmarks.scenes.posed import PosedScene
-    from fisedit.bench.settings import DriveQualitySettings
+    from benchmarks.settings import DriveQualitySettings
     from fisedit.values import OnStep
 
 Row = dict[str, Any]
@@ -156,3 +156,9 @@ def _summary(rows: list[Row]) -> list[Row]:
             }
         )
     return table
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("drive")

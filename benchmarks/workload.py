@@ -1,4 +1,4 @@
-"""`fisedit bench workload`: what edits cost whose masks have the areas that people's masks have.
+"""`python -m benchmarks.workload`: what edits cost whose masks have the areas that people's masks have.
 
 Of three published traces mean and median of the masks' area are known (FlashPS, EuroSys 2026). Areas are the evenly
 spaced quantiles of the lognormal distribution with these two. Every trace is run as a whole, over one recorded source,
@@ -157,3 +157,9 @@ def _summary_row(row: Row) -> Row:
         "edits": interval_text(row["ratio"]),
         "with their source": interval_text(row["ratio_with_source"]),
     }
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("workload")

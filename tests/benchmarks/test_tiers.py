@@ -1,8 +1,8 @@
-"""`bench tiers`: every run gives the same picture, and what was asked for lies on disk."""
+"""`benchmarks.tiers`: every run gives the same picture, and what was asked for lies on disk."""
 
 from __future__ import annotations
 
-from benchmarks import record_tiers
+from benchmarks import tiers as record_tiers
 from fisedit.bench.settings import SpeedSettings
 from fisedit.features import tiers as feature_tiers
 

@@ -1,4 +1,4 @@
-"""`fisedit bench masks`: every method's predicted masks of the same edits, beside the truth. Nothing is edited."""
+"""`python -m benchmarks.masks`: every method's predicted masks of the same edits, beside the truth."""
 
 from __future__ import annotations
 
@@ -227,3 +227,9 @@ def calibration_rows(results: Sequence[MaskResult]) -> list[dict[str, str]]:
                 }
             )
     return rows
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("masks")

@@ -1,4 +1,4 @@
-"""`fisedit bench adapters` on the demo model: what is counted and how it is told; times are not checked."""
+"""`python -m benchmarks.adapters` on the demo model: what is counted and how it is told; times are not checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import adapter_speed
+from benchmarks import adapters as adapter_speed
 from fisedit.adapters.row_column.checkpoints import fresh_adapter
 from fisedit.adapters.row_column.cost import dense_macs, sparse_macs
 from fisedit.bench.settings import SpeedSettings
@@ -17,10 +17,10 @@ from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
 
 
-def test_what_is_told(fisedit, tmp_path):
+def test_what_is_told(study, tmp_path):
     output = tmp_path / "adapters.json"
-    said = fisedit(
-        *"bench adapters --model demo --families v3,v5b --areas 5 --size 128 --repeats 1 --device cpu".split(),
+    said = study(
+        *"adapters --model demo --families v3,v5b --areas 5 --size 128 --repeats 1 --device cpu".split(),
         *("--output", str(output)),
     ).out
     report = json.loads(output.read_text())

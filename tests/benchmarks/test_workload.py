@@ -1,4 +1,4 @@
-"""`fisedit bench workload`: areas have the traces' mean and median, and a trace is timed as a whole."""
+"""`python -m benchmarks.workload`: areas have the traces' mean and median, and a trace is timed as a whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 import pytest
 
-from benchmarks.mask_traces import EDITS, TRACES
+from benchmarks.workload import EDITS, TRACES
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.use)
@@ -18,9 +18,9 @@ def test_areas_have_the_traces_median_and_nearly_its_mean(trace):
     assert fmean(areas) == pytest.approx(trace.mean, rel=0.12)
 
 
-def test_the_verb_times_every_trace(fisedit, tmp_path):
+def test_the_study_times_every_trace(study, tmp_path):
     asked = ("--model", "demo", "--size", "128", "--num-inference-steps", "2", "--repeats", "1", "--no-compiled")
-    done = fisedit("bench", "workload", *asked, "--local-files-only", "--output", "workload.json")
+    done = study("workload", *asked, "--local-files-only", "--output", "workload.json")
     assert done.status == 0
     written = json.loads((tmp_path / "workload.json").read_text())
     assert [row["use"] for row in written["summary"]] == [trace.use for trace in TRACES]

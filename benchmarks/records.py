@@ -1,8 +1,8 @@
-"""`fisedit bench records`: what recorded features take by the dtype they are kept in: bytes, seconds and fidelity.
+"""`python -m benchmarks.records`: bytes, seconds and fidelity of recorded features by the dtype they are kept in.
 
 Bytes and seconds are of SD 1.5's architecture; every step is timed in turns with that over features in the model's own
-dtype. Fidelity is that of `bench fidelity`, on its edits by the shipped schedules, over one record encoded in every
-way. All of its maps are encoded, though the default leaves small ones as they are.
+dtype. Fidelity is that of `benchmarks.fidelity`, on its edits by the shipped schedules, over one record encoded in
+every way. All of its maps are encoded, though the default leaves small ones as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from fisedit.sampling.denoise import Engine
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from fisedit.bench.settings import FidelitySettings, SpeedSettings
+    from benchmarks.settings import FidelitySettings
+    from fisedit.bench.settings import SpeedSettings
     from fisedit.sparse_kernels.row_plan import SparsePlan
     from fisedit.values import OnStep
 
@@ -179,3 +180,9 @@ def _summary_row(row: Row) -> Row:
         "sparse step": interval_text(row["step"]),
         "source's step": interval_text(row["source_step"]),
     } | fidelity
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("records")

@@ -1,4 +1,4 @@
-"""`fisedit bench adapters`: what a reference adapter (arXiv 2410.22901) adds to a sparse step, interleaved, in medians.
+"""`python -m benchmarks.adapters`: the time that a reference adapter (arXiv 2410.22901) adds to a sparse step.
 
 Weights are random: of Stable Diffusion 1.5's architecture unless a model is named, and of every family's adapter. The
 same step is run without an adapter and with one, at the dilation of `workload`. With an adapter it runs over a source
@@ -158,3 +158,9 @@ def _summary_row(row: Row) -> Row:
     for source, name in (("guided source", "with"), ("plain source", "with_over_plain")):
         shown |= {f"{source}, {quantity}": f"{share:+.1%}" for quantity, share in row[f"{name}_share"].items()}
     return shown
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("adapters")

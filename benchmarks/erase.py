@@ -1,4 +1,4 @@
-"""`fisedit bench erase`: things of drawn scenes are erased, beside inpainting, with the truth of what is behind them.
+"""`python -m benchmarks.erase`: things of drawn scenes are erased, beside inpainting, with the truth behind them.
 
 All methods get the same true cells. Whether the thing is gone, the scene classifier says. Knows the editor and scenes.
 """
@@ -143,3 +143,9 @@ def _summary(rows: list[Row]) -> list[Row]:
             }
         )
     return table
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("erase")

@@ -1,4 +1,4 @@
-"""`fisedit bench costs`: what it compares, and how it judges a choice; times are not checked."""
+"""`python -m benchmarks.costs`: what it compares, and how it judges a choice; times are not checked."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from benchmarks import cost_predictions
-from benchmarks.cost_predictions import is_faster_choice, summary
+from benchmarks import costs as cost_predictions
+from benchmarks.costs import is_faster_choice, summary
 from fisedit.diagnosis import calibration
 from fisedit.diagnosis.calibration import CalibrationSettings
 
-WORDS = "bench costs --areas 25 --size 64 --num-inference-steps 1 --repeats 1 --device cpu --dtype fp32 --json"
+WORDS = "costs --areas 25 --size 64 --num-inference-steps 1 --repeats 1 --device cpu --dtype fp32 --json"
 
 
-def test_every_run_is_predicted_measured_and_judged(fisedit, model, tmp_path, monkeypatch):
+def test_every_run_is_predicted_measured_and_judged(study, model, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "FEWEST", 1)
     monkeypatch.setattr(cost_predictions, "CalibrationSettings", lambda: CalibrationSettings(0, 64))
-    run = fisedit(*WORDS.split(), "--model", model, "--output", "costs.json")
+    run = study(*WORDS.split(), "--model", model, "--output", "costs.json")
     assert run.status == 0, run.err
     report = json.loads(run.out)
     assert report == json.loads((tmp_path / "costs.json").read_text()) and report["notes"] == []

@@ -1,4 +1,4 @@
-"""`fisedit bench costs`: seconds that this machine's cost table predicts beside those that runs take.
+"""`python -m benchmarks.costs`: seconds that this machine's cost table predicts beside those that runs take.
 
 The table is measured first, in the same process, from shapes of its own. Then a source, a dense edit and sparse edits
 of other masks take turns. Knows the pipeline; the figures of `bench edit` are not its business.
@@ -151,3 +151,9 @@ def summary(rows: list[Row]) -> Row:
         "largest error": f"{max(errors):.1%}",
         "chosen right": f"{sum(choices)} of {len(choices)}",
     }
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("costs")

@@ -1,4 +1,4 @@
-"""`bench drive`: tilts and places are read off pictures as they were drawn, and a run says what it measured."""
+"""`benchmarks.drive`: tilts and places are read off pictures as they were drawn, and a run says what it measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from benchmarks import drive_quality
+from benchmarks import drive as drive_quality
 from benchmarks.scenes.posed import render_posed, sample_posed
 from benchmarks.scenes.scene import render
 from fisedit import Drive
@@ -33,7 +33,7 @@ def test_a_drawn_tilt_is_found(seed):
         assert drive_quality._iou(drive_quality._shown(pixels, behind), head) > 0.7
 
 
-def test_a_run(fisedit, pipelines, tmp_path):
+def test_a_run(study, pipelines, tmp_path):
     unet = pipelines["demo"].unet
     channels = [block.resnets[-1].out_channels for block in unet.down_blocks if block.downsamplers]
     network = filled(DriveNetwork((16, *channels), 32, points=[f"down_{i}" for i in range(len(channels))]))
@@ -41,10 +41,9 @@ def test_a_run(fisedit, pipelines, tmp_path):
     save_file(network.state_dict(), tmp_path / "control/diffusion_pytorch_model.safetensors")
     pipelines["demo"].save_pretrained(tmp_path / "model")
     given = ("--model", "model", "--adapter", "control", "--edits", "2", "--num-inference-steps", "2", "--json")
-    run = fisedit("bench", "drive", *given)
+    run = study("drive", *given)
     assert run.status == 0
     report = json.loads(run.out)
     assert [row["edit"] for row in report["summary"]] == ["driven", "at rest"]
     assert len(report["rows"]) == 2 and all(row["identical_outside"] for row in report["rows"])
     assert all(0 < row["area"] < 1 and row["seconds"] > 0 for row in report["rows"])
-    assert report["environment"]["command"].startswith("fisedit bench drive")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.quality import mask_quality
+from benchmarks import masks as mask_quality
 from fisedit.bench import metrics
 from fisedit.bench.settings import EvaluationSettings
 

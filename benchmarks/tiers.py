@@ -1,4 +1,4 @@
-"""`fisedit bench tiers`: what an edit takes when what it reads does not fit in memory, or comes from a saved session.
+"""`python -m benchmarks.tiers`: edits over features that do not fit in memory, or come from a saved session.
 
 One source is made and saved with its features. Every editor loads that session, so that all edit the same picture, and
 their edits take turns. "Warm": pages are in the operating system's cache, for which the machine has memory left;
@@ -204,3 +204,9 @@ def _summary_row(row: Row) -> Row:
         "to memory": interval_text(row["to_memory"]),
         "faster than a source made anew": interval_text(row["faster_than_anew"]),
     }
+
+
+if __name__ == "__main__":
+    from benchmarks.commands import run
+
+    run("tiers")
