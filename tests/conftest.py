@@ -139,9 +139,13 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _collected() -> Iterator[None]:
-    """Give back what a module leaves: in cycles, and in a heap that a benchmark keeps from being trimmed."""
+    """Give back what a module leaves: in cycles, and in a heap that a benchmark keeps from being trimmed.
+
+    The libraries that it imported live on: they are kept from every later collection.
+    """
     yield
     gc.collect()
+    gc.freeze()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
         trim(0)
 

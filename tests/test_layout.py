@@ -38,6 +38,7 @@ ELSEWHERE = {
     "test_notebooks": "the notebooks",
     "test_readme": "the code in the documents",
     "test_reliability": "the table in docs/reliability.md",
+    "test_trace_edit": "tools/trace_edit.py",
 }
 """Tests of no single module -> what they test."""
 

@@ -11,7 +11,14 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+RUN = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if number else ())
+    for number, path in enumerate(NOTEBOOKS)
+]
+"""All notebooks, of which `make test` runs the first."""
+
+
+@pytest.mark.parametrize("path", RUN)
 def test_it_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear its outputs"

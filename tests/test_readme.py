@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+import pytest
 from typer.main import get_command
 
 from fisedit.cli import app
@@ -53,6 +54,7 @@ def test_the_commands_parse():
         command.make_context("fisedit", words)
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_run(fisedit, tmp_path):
     """In few steps."""
     pictures(tmp_path / "photos", 2)

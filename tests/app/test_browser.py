@@ -108,6 +108,7 @@ def test_live(browser):
     assert (kept[inside] == drawn[inside][:, :3]).all() and (kept[~inside] == source[~inside]).all()
 
 
+@pytest.mark.slow
 def test_painting(browser):
     page = browser().open()
     open_region(page)
@@ -140,6 +141,7 @@ def test_painting(browser):
     assert painted(page, 0.36, 0.2)[3] == 0  # another picture: the strokes were of the last
 
 
+@pytest.mark.slow
 def test_what_is_painted_with_the_same_words_is_painted_anew(browser):
     page = browser().open()
     make(page)
@@ -210,6 +212,7 @@ def test_painting_by_keys(browser):
     assert mask[side * 3 // 16, side * 5 // 16]
 
 
+@pytest.mark.slow
 def test_a_box_is_erased_and_undone(browser):
     page = browser().open()
     make(page)
@@ -234,6 +237,7 @@ def test_a_box_is_erased_and_undone(browser):
     assert np.array_equal(pixels(page, ".picture"), source)
 
 
+@pytest.mark.slow
 def test_a_box_by_keys_with_a_soft_edge(browser):
     page = browser().open()
     open_region(page)
@@ -263,6 +267,7 @@ def test_a_box_by_keys_with_a_soft_edge(browser):
     expect(nodes(page)).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_a_thing_is_picked_and_erased(browser):
     page = browser().open()
     make(page)
@@ -290,6 +295,7 @@ def test_a_thing_is_picked_and_erased(browser):
     assert mask[int(row * len(mask)), int(column * len(mask))] and changed[mask].any() and not changed[~mask].any()
 
 
+@pytest.mark.slow
 def test_a_thing_is_picked_by_keys_and_by_touch(browser):
     page = browser().open()
     make(page)
@@ -309,6 +315,7 @@ def test_a_thing_is_picked_by_keys_and_by_touch(browser):
     expect(page.locator("#facts")).to_contain_text(re.compile("where you marked|whole picture"))
 
 
+@pytest.mark.slow
 def test_the_picture_is_extended(browser):
     page = browser().open()
     make(page)
@@ -324,6 +331,7 @@ def test_the_picture_is_extended(browser):
     assert larger.shape == (side, side + 32, 3) and np.array_equal(larger[:, :side], source)
 
 
+@pytest.mark.slow
 def test_painting_and_erasing_by_touch(browser):
     page = browser(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open()
     make(page)
@@ -362,6 +370,7 @@ def swipe(page: Page, *points: tuple[float, float]) -> None:
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
+@pytest.mark.slow
 def test_stop(browser, site, steps):
     page = browser().open()
     make(page, steps=150)

@@ -224,6 +224,7 @@ def test_a_head_is_turned(browser):
     assert (made[0] != plain).any() and (made[1] != plain).any() and (made[0] != made[1]).any()
 
 
+@pytest.mark.slow
 def test_a_thing_that_a_detector_finds_is_edited(browser, site):
     """The best find is chosen at once; others can be. Nothing but what is chosen changes."""
     page = browser().open()
@@ -397,6 +398,7 @@ def test_programs_erase_and_extend(program, site):
     program.refused("input", "open", upload(site, png(photo)), CAT, 7, 2, 4.0, "", {}, {"words": ["cat"]})
 
 
+@pytest.mark.slow
 def test_the_documents_python_runs(site, tmp_path):
     first, second, third = [
         block for block in blocks("python", APP_GUIDE) if "webuiapi" not in block and "OpenAI" not in block

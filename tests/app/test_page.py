@@ -18,6 +18,8 @@ from tests.support.app.requests import png
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.slow  # one walk through the page is of every run: `test_browser`
+
 PASTE = """([selector, text, bytes]) => {
   const data = new DataTransfer();
   if (text) data.setData("text/plain", text);

@@ -70,6 +70,7 @@ def test_a_picture_of_one_colour_is_one_thing():
     assert tree.pick([(3, 3)]).all()
 
 
+@pytest.mark.slow
 def test_points_pick_things_of_drawn_scenes():
     """The first of the development seed; the table is `python -m benchmarks.picks`."""
     found = measure_picks(

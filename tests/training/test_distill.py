@@ -46,6 +46,7 @@ def test_a_step_is_lcms(pipeline, stage):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_lora_learns_and_its_file_loads_whole(pipeline, stage, tmp_path):
     trained = [weight for weight in stage.model.parameters() if weight.requires_grad]
     assert sum(weight.numel() for weight in trained) < 0.3 * sum(w.numel() for w in stage.teacher.parameters())

@@ -34,6 +34,7 @@ def test_scenes_are_seen_ones_of_the_words(scenes):
     assert len(scenes) == 12 and scenes.heads.max() == 1 and torch.isfinite(scenes.means).all()
 
 
+@pytest.mark.slow
 def test_the_network_learns_and_its_model_stays(pipeline, scenes, tmp_path):
     before = {name: weight.clone() for name, weight in pipeline.unet.state_dict().items()}
     stage = pose.PoseStage(pipeline, scenes, 6, 0)

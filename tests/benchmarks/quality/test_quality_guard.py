@@ -119,6 +119,7 @@ def test_masks_that_are_too_small_are_noticed_and_others_are_not(cases):
     assert len(halved) >= 12 and np.mean(halved) >= 0.5 and not any(own)
 
 
+@pytest.mark.slow
 def test_changes_of_the_whole_picture_are_noticed(backgrounds):
     squares = (grids(*case.engine.grids(case.config)[0])["square"] for case in backgrounds)
     found = [drifts(case, square) for case, square in zip(backgrounds, squares, strict=True)]
