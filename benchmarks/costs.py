@@ -15,6 +15,7 @@ from fisedit.bench.timing import interval
 from fisedit.bench.workload import PROMPTS, load_workload, masks_of_areas
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate
 from fisedit.edits.pipeline import EditPipeline
+from fisedit.edits.state import EditState
 from fisedit.features.codec import choose_encoding
 from fisedit.machine.malloc import keep_freed_memory
 from fisedit.masking.region import Region
@@ -52,12 +53,14 @@ def measure_predictions(settings: SpeedSettings, on_step: OnStep | None = None) 
     keep_freed_memory()
     workload, progress = load_workload(settings), on_step or (lambda *_: None)
     pipeline = EditPipeline(
-        workload.pipe, TrajectoryCache(_UNLIMITED_BYTES), Graphs(None), choose_encoding("auto", workload.device)
+        EditState(
+            workload.pipe, TrajectoryCache(_UNLIMITED_BYTES), Graphs(None), choose_encoding("auto", workload.device)
+        )
     )
     progress(0, settings.repeats + 1, None)
     table = calibrate(pipeline, CalibrationSettings())
-    pipeline.request_source(workload.config)
-    pipeline.engine.table = table
+    pipeline.requests.source(workload.config)
+    pipeline.state.engine.table = table
     runs = _Runs(pipeline, workload.config, masks_of_areas(settings.areas, settings.size))
     for i in range(settings.repeats):
         progress(i + 1, settings.repeats + 1, None)
@@ -87,19 +90,19 @@ class _Runs:
     def measure(self) -> None:
         """A source, an edit that runs dense, and one in every mask that runs sparse; all are forgotten then."""
         pipeline = self._pipeline
-        request = pipeline.request_source(self._config)
-        self._run(("source", 1.0), request, pipeline.planner.plan_source(request, pipeline.encode(request)))
-        source = pipeline.history.current
+        request = pipeline.requests.source(self._config)
+        self._run(("source", 1.0), request, pipeline.planner.plan_source(request, pipeline.renderer.encode(request)))
+        source = pipeline.state.history.current
         for name, area, grid in [("dense", 1.0, self._masks[0][2]), *self._masks]:
-            request = pipeline.request_edit(PROMPTS[1], Region.mask(grid))
+            request = pipeline.requests.edit(PROMPTS[1], Region.mask(grid))
             plan = pipeline.plan(request)
             growth = () if name == "dense" else self._costs.choose_dilations(grid)
             self._chosen[name, area] = "dense" if plan.fallback else "sparse"
             plan = replace(plan, dilation=growth, fallback="" if growth else "to compare")
             self._run((name, area), request, plan)
-            pipeline.cache.drop(pipeline.history.delete(pipeline.history.current.id))
-            pipeline.history.checkout(source.id)
-        pipeline.cache.drop(pipeline.history.delete(source.id))
+            pipeline.state.cache.drop(pipeline.state.history.delete(pipeline.state.history.current.id))
+            pipeline.state.history.checkout(source.id)
+        pipeline.state.cache.drop(pipeline.state.history.delete(source.id))
 
     def _run(self, name: tuple[str, float], request: EditRequest, plan: EditPlan) -> None:
         seconds = self._pipeline.run(request, plan).stats.seconds["total"]

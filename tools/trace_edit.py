@@ -1,13 +1,12 @@
 """`python tools/trace_edit.py`: count the code that one edit enters.
 
 The demo model generates a small picture and edits it once to import everything; then a second edit is traced. Files,
-functions and classes are those of `fisedit/` whose code runs in it, on any thread. A class counts if a method of its own
-body runs; methods that `dataclass` writes have no file and count nowhere. An edge is a file that calls another one
+functions and classes are those of `fisedit/` whose code runs in it, on any thread. A class counts if a method of its
+own body runs; methods that `dataclass` writes have no file and count nowhere. An edge is a file that calls another one
 directly, or through code of other packages. It goes upward where the callee lies above the caller in `ORDER`.
 
-At commit 4d08a3c these countings gave 77 files, 16,538 lines of files and 7 upward edges, as the issue that asked for
-this tool has them. They gave 586 functions, 795 with lambdas and comprehensions, and 64 classes; the issue's 702
-functions and 55 classes were counted in another way.
+At commit 4d08a3c there were 77 files with 16,538 lines, and 7 upward edges. There were 586 functions, 795 with lambdas
+and comprehensions, and 64 classes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +58,7 @@ class Trace:
         self.codes: set[CodeType] = set()
         self.edges: set[tuple[str, str]] = set()
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> Self:
         """Watch this thread and those that it starts."""
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)

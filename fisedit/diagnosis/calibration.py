@@ -99,7 +99,7 @@ def calibrate(
         InputError: a size out of range. Cancelled: by `on_step`.
     """
     began, trial = clock(), _Trial(pipeline.beside(), on_step)
-    native = int(pipeline.engine.pipe.unet.config.sample_size) * LATENT_FACTOR
+    native = int(pipeline.state.engine.pipe.unet.config.sample_size) * LATENT_FACTOR
     size = _config(min(native, LARGEST) if settings.size is None else settings.size, len(PATTERN)).width  # checked
     trial.source(_config(max(64, size // 2 // LATENT_FACTOR * LATENT_FACTOR), 2), warm=False)
     trial.source(_config(size, len(PATTERN)), warm=True)
@@ -109,10 +109,10 @@ def calibrate(
         trial.edit(area, discs=discs)
         if done and done % (2 * len(AREAS)) == 0:
             trial.source(_config(size, len(PATTERN)), warm=True)
-    about = cost_store.describe(pipeline.engine.pipe) | {"pixels": size, "seconds": round(clock() - began, 1)}
+    about = cost_store.describe(pipeline.state.engine.pipe) | {"pixels": size, "seconds": round(clock() - began, 1)}
     about["record_bytes"] = trial.record_bytes
     about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-    layers = layer_seconds(pipeline.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
+    layers = layer_seconds(pipeline.state.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
     return never_falling(trial.measured.table(about, transfer_rates(), layers))
 
 
@@ -217,26 +217,26 @@ class _Trial:
         """
         for _ in range(1 if warm else 2):
             spans, result, scale = self._twice(
-                lambda: self._pipeline.request_source(config, on_step=self._on_step), None
+                lambda: self._pipeline.requests.source(config, on_step=self._on_step), None
             )
-        cells = self._pipeline.planner.costs(result.config).sizes[0] * self._pipeline.engine.batch(result.config)
+        cells = self._pipeline.planner.costs(result.config).sizes[0] * self._pipeline.state.engine.batch(result.config)
         self.record_bytes = result.stats.recorded_bytes / (cells * config.num_inference_steps)
         self._note(spans, result, scale, None)
 
     def edit(self, area: float, *, discs: bool) -> None:
         """Edit the source in a mask; arguments as in `shape_mask`."""
         self._seed += 1
-        side = self._pipeline.history.current.config.width // LATENT_FACTOR
+        side = self._pipeline.state.history.current.config.width // LATENT_FACTOR
         grid = shape_mask(area, side, discs=discs, seed=self._seed)
 
         def request() -> EditRequest:
-            return self._pipeline.request_edit(_PROMPTS[1], Region.mask(grid), on_step=self._on_step)
+            return self._pipeline.requests.edit(_PROMPTS[1], Region.mask(grid), on_step=self._on_step)
 
         self._note(*self._twice(request, grid), grid)
 
     def _twice(self, request: Callable[[], EditRequest], grid: BoolGrid | None) -> tuple[list[Span], EditResult, float]:
         """A run's spans, its result without recording, and how much faster its steps are without."""
-        pipe, seconds = self._pipeline.engine.pipe, list[float]()
+        pipe, seconds = self._pipeline.state.engine.pipe, list[float]()
         for recorded in (False, True):
             with recorded_spans(pipe) if recorded else nullcontext() as recorder:
                 result = self._run(request(), grid)
@@ -250,16 +250,16 @@ class _Trial:
     def _run(self, request: EditRequest, grid: BoolGrid | None) -> EditResult:
         pipeline, before = self._pipeline, request.parent
         if grid is None:
-            return pipeline.run(request, pipeline.planner.plan_source(request, pipeline.encode(request)))
-        captured = pipeline.engine.graphs.is_enabled(
-            pipeline.engine.pipe.unet.device
+            return pipeline.run(request, pipeline.planner.plan_source(request, pipeline.renderer.encode(request)))
+        captured = pipeline.state.engine.graphs.is_enabled(
+            pipeline.state.engine.pipe.unet.device
         )  # which have no dense steps in between
         plan = replace(pipeline.plan(request), dilation=(1,) * len(PATTERN) if captured else PATTERN, fallback="")
         result = pipeline.run(request, plan)
         assert before is not None
-        pipeline.history.delete(result.id)
-        pipeline.cache.drop((result.id,))
-        pipeline.history.checkout(before.id)
+        pipeline.state.history.delete(result.id)
+        pipeline.state.cache.drop((result.id,))
+        pipeline.state.history.checkout(before.id)
         return result
 
     def _note(self, spans: Sequence[Span], result: EditResult, scale: float, grid: BoolGrid | None) -> None:
@@ -289,7 +289,7 @@ class _Trial:
     ) -> float:
         """Note the layers of a run's steps; how many seconds longer the first step took than the others."""
         rows, costs, result = run
-        batch = self._pipeline.engine.batch(result.config)
+        batch = self._pipeline.state.engine.batch(result.config)
         runs: dict[str, list[Layers]] = defaultdict(list)
         for run_name, layers in _runs(steps)[1:]:
             runs[run_name].append(layers)

@@ -11,6 +11,7 @@ import torch
 from fisedit.costs import store as cost_store
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.edits.pipeline import EditPipeline
+from fisedit.edits.state import EditState
 from fisedit.features.codec import choose_encoding
 from fisedit.features.pages import PageFolder, default_folder
 from fisedit.features.tiers import FeatureTiers
@@ -62,7 +63,7 @@ class EditorBase:
         pages = None if folder is None else PageFolder(folder, max_disk_bytes)
         tiers = FeatureTiers(limit if device.type == "cpu" else host_limit, pages)
         encoding = choose_encoding(cache_dtype, device)
-        self._pipeline = EditPipeline(pipe, TrajectoryCache(limit, tiers), Graphs(graphs), encoding)
+        self._pipeline = EditPipeline(EditState(pipe, TrajectoryCache(limit, tiers), Graphs(graphs), encoding))
 
     @classmethod
     def from_pretrained(
@@ -144,15 +145,15 @@ class EditorBase:
     @property
     def history(self) -> History:
         """All results, in the order of making."""
-        return self._pipeline.history
+        return self._pipeline.state.history
 
     @property
     def _engine(self) -> Engine:
-        return self._pipeline.engine
+        return self._pipeline.state.engine
 
     @property
     def _trajectory_cache(self) -> TrajectoryCache:
-        return self._pipeline.cache
+        return self._pipeline.state.cache
 
     @property
     def native_size(self) -> int:
@@ -176,7 +177,7 @@ class EditorBase:
             SessionError: an edit is running, which needs them.
         """
         self.history.check_unused()
-        self._pipeline.cache = self._trajectory_cache.emptied()
+        self._pipeline.state.cache = self._trajectory_cache.emptied()
 
     @default_torch_state()
     def calibrate(
@@ -244,7 +245,7 @@ class EditorBase:
         """
         deleted = self.history.delete(result_id)
         self._trajectory_cache.drop(deleted)
-        self._pipeline.release_references()
+        self._pipeline.requests.release_references()
         return deleted
 
     @property

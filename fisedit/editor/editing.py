@@ -96,8 +96,8 @@ class EditMixin(PreviewMixin):
             negative_clip_skip=negative_clip_skip,
         )
         conditions = {REFERENCE: reference, CONTROL: control, DRIVE: drive}
-        request = self._pipeline.request_source(config, conditions=conditions, on_step=on_step)
-        plan = self._pipeline.planner.plan_source(request, self._pipeline.encode(request))
+        request = self._pipeline.requests.source(config, conditions=conditions, on_step=on_step)
+        plan = self._pipeline.planner.plan_source(request, self._pipeline.renderer.encode(request))
         return self._pipeline.run(request, plan)
 
     def edit(
@@ -165,7 +165,7 @@ class EditMixin(PreviewMixin):
             AdapterError: a reference, and no adapter that reads it. NumericsError: the model produced NaN.
         """
         prompt, region = self._join_regions(prompt, regions, region, grow)
-        request = self._pipeline.request_edit(
+        request = self._pipeline.requests.edit(
             prompt,
             region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
@@ -205,7 +205,7 @@ class EditMixin(PreviewMixin):
         if not isinstance(region, Region):
             raise InputError(f"region must be a Region, got {type(region).__name__}; use Region.mask or Region.words")
         now = self.current
-        request = self._pipeline.request_edit(
+        request = self._pipeline.requests.edit(
             now.prompt if prompt is None else prompt,
             region,
             growth=check_quality(quality),
@@ -252,7 +252,7 @@ class EditMixin(PreviewMixin):
         own_seeds: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
         return self._pipeline.run_many(
             [
-                self._pipeline.request_edit(
+                self._pipeline.requests.edit(
                     prompt, Region.mask(mask), growth=chosen, repaint=Repaint(seed=seed), on_step=on_step
                 )
                 for prompt, mask, seed in zip(prompts, masks, own_seeds, strict=True)
@@ -292,7 +292,7 @@ class EditMixin(PreviewMixin):
         if not self._engine.references.motion:
             raise AdapterError("frames attend to one another by motion modules, got none; call load_adapter first")
         requests = [
-            self._pipeline.request_edit(
+            self._pipeline.requests.edit(
                 prompt,
                 region,
                 growth=check_quality(quality),

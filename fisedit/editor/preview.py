@@ -125,7 +125,7 @@ class PreviewMixin(EditorBase):
             SessionError, PromptError, MaskError, InputError, AdapterError, NumericsError: as in `edit`.
         """
         prompt, region = self._join_regions(prompt, regions, region, grow)
-        request = self._pipeline.request_edit(
+        request = self._pipeline.requests.edit(
             prompt,
             region_of(region, mask, protect, grow, MaskOptions(words, instance, mask_method, probe_steps)),
             growth=check_quality(quality) if growth is None else growth,
@@ -163,10 +163,10 @@ class PreviewMixin(EditorBase):
             SessionError: no such result, or the model has other LoRAs now than it was made with. AdapterError: an
                 adapter that it was made with is not loaded.
         """
-        request = self._pipeline.request_again(self.history.find(result_id), on_step)
-        self._pipeline.again_if_damaged(request, lambda: self._pipeline.restore(request))
+        request = self._pipeline.requests.rebuild(self.history.find(result_id), on_step)
+        self._pipeline.retry_on_page_error(request, lambda: self._pipeline.renderer.rebuild(request))
         request = replace(request, stopwatch=Stopwatch())
-        return self._pipeline.render_dense(request), request.stopwatch.done()["total"]
+        return self._pipeline.renderer.render_dense(request), request.stopwatch.done()["total"]
 
     @default_torch_state()
     def attention(self, prompt: str) -> NDArray[np.float32]:
@@ -181,17 +181,17 @@ class PreviewMixin(EditorBase):
         Raises:
             SessionError: there is no source yet. PromptError: an empty prompt.
         """
-        request = self._pipeline.request_edit(prompt)
-        text = self._pipeline.encode(request)
+        request = self._pipeline.requests.edit(prompt)
+        text = self._pipeline.renderer.encode(request)
         with torch.inference_mode():
             project_text(self._engine.executor.sites, text.embeddings, text.keys)
 
         def heatmap() -> NDArray[np.float32]:
-            self._pipeline.restore(request)
-            source = self._pipeline.source(request)[0]
+            self._pipeline.renderer.rebuild(request)
+            source = self._pipeline.renderer.source(request)[0]
             return change_heatmap(self._engine, source, request.config, text.keys, request.script)
 
-        return self._pipeline.again_if_damaged(request, heatmap)
+        return self._pipeline.retry_on_page_error(request, heatmap)
 
     def _join_regions(
         self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int

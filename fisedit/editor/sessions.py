@@ -184,7 +184,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         """
         self.history.check_unused()
         store = SessionStore(Path(folder))
-        loaded = store.load(lambda _, *prompts: self._pipeline.diff(*prompts))
+        loaded = store.load(lambda _, *prompts: self._pipeline.requests.diff(*prompts))
         if other_models := {loaded.index.model, *(entry.model for entry in loaded.index.results)} - {self.model}:
             names = " and ".join(map(repr, sorted(other_models)))
             raise SessionError(f"the session is of the model {names}, got {self.model!r}; start that one")
@@ -203,8 +203,8 @@ class SessionMixin(OpenMixin, AdapterMixin):
             added.pop_all()
         self._engine.references.pictures |= loaded.assets.references
         self.forget()
-        self._pipeline.history = loaded.history
-        self._pipeline.release_references()
+        self._pipeline.state.history = loaded.history
+        self._pipeline.requests.release_references()
         self._stores = {store.folder: store}
         if loaded.index.dtype == self._dtype:
             self.load_pages(store.pages(loaded.index))
@@ -259,15 +259,15 @@ class SessionMixin(OpenMixin, AdapterMixin):
         """An edit just as it was: the same cells at every step."""
         run = edit.run
         strength = strength_for_start(run.start, self.current.config.num_timesteps)
-        request = self._pipeline.request_edit(
+        request = self._pipeline.requests.edit(
             edit.prompt,
             repaint=Repaint(strength, run.structure, edit.seed, run.erased),
             regional=[(Region.mask(each.grid), each.prompt) for each in run.regional],
             on_step=on_step,
         )
-        text = self._pipeline.encode(request)
-        self._pipeline.restore(request)
-        source, _ = self._pipeline.source(request)
+        text = self._pipeline.renderer.encode(request)
+        self._pipeline.renderer.rebuild(request)
+        source, _ = self._pipeline.renderer.source(request)
         plan = self._pipeline.planner.replay(request, text, source, edit.mask, run)
         return self._pipeline.run(request, plan)
 

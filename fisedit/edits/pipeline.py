@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from fisedit.costs import store as cost_store
-from fisedit.edits.planner import EditPlan
+from fisedit.edits.planner import EditPlan, Planner
 from fisedit.edits.renderer import Job, Renderer, RenderOutput
-from fisedit.edits.requests import EditRequest
-from fisedit.errors import MaskError, ModelError, PageError
+from fisedit.edits.requests import EditRequest, RequestBuilder
+from fisedit.edits.state import EditState
+from fisedit.errors import MaskError, PageError
 from fisedit.history import EditResult, History
-from fisedit.machine.device import default_torch_state, device_and_dtype, weights_digest
+from fisedit.machine.device import default_torch_state, weights_digest
 from fisedit.masking.drift_check import DriftDetected
 from fisedit.metadata.image_metadata import file_notes
 from fisedit.models.injection import exclusive
-from fisedit.models.weight_changes import count_changes
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
@@ -46,81 +45,69 @@ MIN_MEAN_DIFFERENCE = 1.0
 """Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
 
 
-class EditPipeline(Renderer):
-    """One user's pictures: plans are made and run, and results kept. Arguments as in `Renderer`."""
+class EditPipeline:
+    """One user's pictures: requests are planned and run, and results kept.
+
+    Args:
+        state: The model, the history and the trajectory cache.
+    """
+
+    def __init__(self, state: EditState) -> None:
+        self.state, self.requests = state, RequestBuilder(state)
+        self.planner = Planner(state.engine)
+        self.renderer = Renderer(state, self.planner)
 
     def beside(self, history: History | None = None, references: dict[str, Image] | None = None) -> EditPipeline:
         """Another one with the same model, graphs, adapters and tiers, and a cache of its own; arguments as in
         `Editor.beside`."""
-        engine = self.engine
-        pipeline = EditPipeline(engine.pipe, self.cache.emptied(), engine.graphs, engine.encoding)
-        pipeline.engine.references.adapters |= self.engine.references.adapters
+        engine = self.state.engine
+        state = EditState(engine.pipe, self.state.cache.emptied(), engine.graphs, engine.encoding)
+        state.engine.references.adapters |= engine.references.adapters
         if history is not None:
-            pipeline.history = history
+            state.history = history
         if references is not None:
-            pipeline.engine.references.pictures = references
-        return pipeline
+            state.engine.references.pictures = references
+        return EditPipeline(state)
 
-    def refresh(self) -> None:
-        """Read the model's LoRAs, placement and scheduler again; a model that is another one drops what was recorded.
-
-        Raises:
-            ModelError: the pipeline's parts differ in dtype or device, one was taken out, or a file that weights are
-                mapped from was written to.
-        """
-        pipe = self.engine.pipe
-        if pipe.unet is not self.engine.executor.unet:
-            raise ModelError("the pipeline has another UNet than this editor was made for; make a new Editor(pipe)")
-        placement = device_and_dtype(pipe)
-        weights = [count_changes(part) for part in self._parts()]
-        if pipe.scheduler is None:
-            raise ModelError("a pipeline must have a scheduler, got None; set pipe.scheduler")
-        model = placement, weights, pipe.vae, pipe.text_encoder, dict(pipe.scheduler.config)
-        if self._recorded_with != model:
-            self.cache = self.cache if self._recorded_with is None else self.cache.emptied()
-            self.engine.references.refresh()
-        if self._recorded_with != model or self.engine.table is None:  # it may have been measured since
-            self.engine.table = cost_store.load_table(pipe)
-        self._recorded_with = model
-        self.engine.refresh()
-
-    def again_if_damaged(self, request: EditRequest, call: Callable[[], T]) -> T:
+    def retry_on_page_error(self, request: EditRequest, call: Callable[[], T]) -> T:
         """Call, and once more with all made again that the edit lies over, if a page of it is gone or damaged."""
         try:
             return call()
         except PageError:
             assert request.parent is not None, "a source reads no pages"
-            source = self.history.lineage(request.parent.id)[0]
-            self.cache.drop([one.id for one in self.history if self.history.lineage(one.id)[0] is source])
+            source = self.state.history.lineage(request.parent.id)[0]
+            self.state.cache.drop(
+                [one.id for one in self.state.history if self.state.history.lineage(one.id)[0] is source]
+            )
         return call()
 
     def plan(self, request: EditRequest) -> EditPlan:
         """Plan where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
-        return self.again_if_damaged(request, partial(self._plan, request))
+        return self.retry_on_page_error(request, partial(self._plan, request))
 
     @default_torch_state()
     def _plan(self, request: EditRequest) -> EditPlan:
         if reason := request.unchanged_reason:
             return self.planner.plan_unchanged(request, reason)
-        with self.history.mark_in_use(request.parent):
-            prompt = self.encode(request)
-            rebuilt = self.restore(request)
-            plan = self.planner.plan_edit(request, prompt, self.source(request)[0])
+        with self.state.history.mark_in_use(request.parent):
+            prompt = self.renderer.encode(request)
+            rebuilt = self.renderer.rebuild(request)
+            plan = self.planner.plan_edit(request, prompt, self.renderer.source(request)[0])
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
         return replace(plan, notes=plan.notes + notes)
 
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
-        return self.again_if_damaged(request, partial(self._run, request, plan))
+        return self.retry_on_page_error(request, partial(self._run, request, plan))
 
     @default_torch_state()
     def _run(self, request: EditRequest, plan: EditPlan) -> EditResult:
-        with self.history.mark_in_use(request.parent):
+        with self.state.history.mark_in_use(request.parent):
             if plan.skip_reason:
                 return self.add_unchanged(request, plan)
             self._reserve_cache([(request, plan)])
             try:
-                (output,) = self.render([(request, plan)])
+                (output,) = self.renderer.render([(request, plan)])
             except DriftDetected as drift:
                 return self._run(request, self.planner.widen(request, plan, drift))
             return self.add_result(request, plan, output)
@@ -128,12 +115,12 @@ class EditPipeline(Renderer):
     @default_torch_state()
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:
         """Several edits of the current result, which stays the current one; in batches where possible."""
-        parent = self.history.current
-        with self.history.mark_in_use(parent):
+        parent = self.state.history.current
+        with self.state.history.mark_in_use(parent):
             try:
                 return tuple(self._run_batched([(request, self.plan(request)) for request in requests]))
             finally:
-                self.history.checkout(parent.id)
+                self.state.history.checkout(parent.id)
 
     @default_torch_state()
     def render_clip(self, requests: Sequence[EditRequest], pads: Sequence[Image] = ()) -> list[Image]:
@@ -147,22 +134,26 @@ class EditPipeline(Renderer):
             MaskError: the region marks nothing, or the words concern the whole picture.
         """
         first = requests[0]
-        with self.history.mark_in_use(first.parent):
+        with self.state.history.mark_in_use(first.parent):
             plan = self.plan(replace(first, is_frame=True))
             if not plan.dilation:
                 why = plan.skip_reason or plan.fallback
                 raise MaskError(f"the region of frames must be a part of the picture: {why}; give a mask")
-            return self.again_if_damaged(first, partial(self._render_clip, requests, plan, pads))
+            return self.retry_on_page_error(first, partial(self._render_clip, requests, plan, pads))
 
     def _render_clip(self, requests: Sequence[EditRequest], plan: EditPlan, pads: Sequence[Image]) -> list[Image]:
         request = requests[0]
-        self.restore(request)
-        edits = [self._latent_edit(each, plan) for each in requests]
-        latents = self.engine.run_clip(self.source(request)[0], edits, self._callback(request), pads)
-        self._check_model(request)
+        self.renderer.rebuild(request)
+        edits = [self.renderer.latent_edit(each, plan) for each in requests]
+        latents = self.state.engine.run_clip(
+            self.renderer.source(request)[0], edits, self.renderer.callback(request), pads
+        )
+        self.renderer.check_model(request)
         frames = []
         for each, final in zip(requests, latents, strict=True):
-            frames.append(_on_picture(each, plan, self._decode(each, plan, Trajectory(each.config, latents=[final]))))
+            frames.append(
+                _on_picture(each, plan, self.renderer.decode(each, plan, Trajectory(each.config, latents=[final])))
+            )
         return frames
 
     def _run_batched(self, jobs: Sequence[Job]) -> Iterator[EditResult]:
@@ -171,7 +162,7 @@ class EditPipeline(Renderer):
         for batch in self._batches(jobs):
             batch_jobs = [jobs[i] for i in batch]
             self._reserve_cache(batch_jobs)
-            rendered = self.again_if_damaged(batch_jobs[0][0], partial(self.render, batch_jobs))
+            rendered = self.retry_on_page_error(batch_jobs[0][0], partial(self.renderer.render, batch_jobs))
             outputs |= dict(zip(batch, rendered, strict=True))
         for i, job in enumerate(jobs):
             yield self.add_result(*job, outputs[i]) if i in outputs else self.run(*job)
@@ -185,17 +176,17 @@ class EditPipeline(Renderer):
                 alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:
-                self.restore(jobs[batch[0]][0])
-                edits = [self._latent_edit(*jobs[i]) for i in batch]
-                if self.engine.can_batch(self.source(jobs[batch[0]][0])[0], edits):
+                self.renderer.rebuild(jobs[batch[0]][0])
+                edits = [self.renderer.latent_edit(*jobs[i]) for i in batch]
+                if self.state.engine.can_batch(self.renderer.source(jobs[batch[0]][0])[0], edits):
                     yield batch
 
     def pages(self) -> dict[str, list[Callable[[], bytes]]]:
         """Return functions that return the bytes of each page, for every source whose features are kept."""
-        self.refresh()  # which drops what another model recorded
-        kept = [result.id for result in self.history if result.parent is None and result.id in self.cache]
+        self.state.refresh()  # which drops what another model recorded
+        kept = [result.id for result in self.state.history if result.parent is None and result.id in self.state.cache]
         made_with = self._made_with() if kept else ""
-        return {each: to_pages(RecordedSource(*self.cache.get(each)), made_with) for each in kept}
+        return {each: to_pages(RecordedSource(*self.state.cache.get(each)), made_with) for each in kept}
 
     def load_pages(self, pages: Mapping[str, Sequence[Page]]) -> None:
         """Keep sources as their pages have them; those whose pages are of no use are made again when they are needed.
@@ -203,24 +194,24 @@ class EditPipeline(Renderer):
         Args:
             pages: id of a source -> its pages.
         """
-        self.refresh()
+        self.state.refresh()
         made_with = self._made_with() if pages else ""
         for result_id, each in pages.items():
             with suppress(PageError):
-                source = self.engine.load(self.history.find(result_id).config, each, made_with)
-                self.cache.put(result_id, source.trajectory, source.decoder, base=None)
+                source = self.state.engine.load(self.state.history.find(result_id).config, each, made_with)
+                self.state.cache.put(result_id, source.trajectory, source.decoder, base=None)
 
     def _made_with(self) -> str:
         """Return what features were recorded with: weights, scheduler, encoding and kind of device."""
-        pipe, encoding = self.engine.pipe, self.engine.encoding
+        pipe, encoding = self.state.engine.pipe, self.state.engine.encoding
         scheduler = json.dumps(dict(pipe.scheduler.config), sort_keys=True, default=str)
-        return f"{weights_digest(pipe)} {scheduler} {tuple(encoding)} {self.engine.executor.device.type}"
+        return f"{weights_digest(pipe)} {scheduler} {tuple(encoding)} {self.state.engine.executor.device.type}"
 
     def _reserve_cache(self, jobs: Sequence[Job]) -> None:
         """Make room for edits of one result, whose own trajectory stays."""
         if parent := jobs[0][0].parent:
-            self.restore(jobs[0][0])
-            self.cache.make_room(sum(self.planner.recorded_bytes(*job) for job in jobs), keep=parent.id)
+            self.renderer.rebuild(jobs[0][0])
+            self.state.cache.make_room(sum(self.planner.recorded_bytes(*job) for job in jobs), keep=parent.id)
 
     def add_result(self, request: EditRequest, plan: EditPlan, output: RenderOutput) -> EditResult:
         """Account for a picture, cache its trajectory and make it the current result.
@@ -241,15 +232,15 @@ class EditPipeline(Renderer):
             notes=plan.notes + self._model_notes(request) + _result_notes(request, plan, image),
             recorded_bytes=output.own_bytes,
             unet_evaluations_captured=trajectory.captured,
-            uncaptured=trajectory.uncaptured or self.engine.graphs.cache.reason,
+            uncaptured=trajectory.uncaptured or self.state.engine.graphs.cache.reason,
         )
         if request.picture is not None:
             image = image if not request.config.crop and is_canvas(request.picture, image.size) else request.picture
         elif parent:
             image = _on_picture(request, plan, output)
-        with exclusive(self.history):
+        with exclusive(self.state.history):
             result = EditResult(
-                id=self.history.next_id(),
+                id=self.state.history.next_id(),
                 parent=parent.id if parent else None,
                 config=request.config,
                 image=image,
@@ -259,8 +250,8 @@ class EditPipeline(Renderer):
                 run=run,
                 painted=output.image if output.image is not image else None,
             )
-            self._cache(result, output)
-            return self.history.add(result)
+            self.renderer.keep(result, output)
+            return self.state.history.add(result)
 
     def add_unchanged(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """The parent's picture, byte for byte, without a UNet call; and its prompt, for that is what it shows."""
@@ -270,9 +261,9 @@ class EditPipeline(Renderer):
         empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes))
         dense = self.planner.costs(request.config).dense(0)
         stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
-        with exclusive(self.history):
+        with exclusive(self.state.history):
             result = EditResult(
-                id=self.history.next_id(),
+                id=self.state.history.next_id(),
                 parent=parent.id,
                 config=parent.config,
                 image=parent.image,
@@ -281,12 +272,12 @@ class EditPipeline(Renderer):
                 stats=stats,
                 painted=parent.painted,
             )
-            self.cache.share(parent.id, result.id)
-            return self.history.add(result)
+            self.state.cache.share(parent.id, result.id)
+            return self.state.history.add(result)
 
     def _model_notes(self, request: EditRequest) -> tuple[str, ...]:
         """Return what the model's file says and is not obeyed, told with every source."""
-        return () if request.parent else tuple(getattr(self.engine.pipe, "notes", ()))
+        return () if request.parent else tuple(getattr(self.state.engine.pipe, "notes", ()))
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """Return the cost of so many steps; bytes and graphs aside."""

@@ -15,7 +15,8 @@ import torch
 from fisedit.decoder.compositing import composite, find_rim, mix
 from fisedit.decoder.decode import DecoderCache, decode
 from fisedit.edits.planner import EditPlan, Planner
-from fisedit.edits.requests import EditRequest, EditRequests
+from fisedit.edits.requests import EditRequest
+from fisedit.edits.state import EditState
 from fisedit.errors import SessionError
 from fisedit.features.cache import ShiftedFeatures, StepFeatures
 from fisedit.features.sites import loras
@@ -24,8 +25,7 @@ from fisedit.machine.device import default_torch_state
 from fisedit.masking.localize import shared_tokens
 from fisedit.masking.region import Region
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
-from fisedit.models.weight_changes import check_files, count_changes
-from fisedit.sampling.denoise import Engine
+from fisedit.models.weight_changes import check_files
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
@@ -35,14 +35,10 @@ from fisedit.values import EditKind, Inversion, OnStep, strength_for_start
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from diffusers import AutoencoderKL, StableDiffusionPipeline
+    from diffusers import AutoencoderKL
     from PIL.Image import Image
     from torch import Tensor
-    from torch.nn import Module
 
-    from fisedit.features.codec import FeatureEncoding
-    from fisedit.runners.stepping import Graphs
-    from fisedit.sampling.trajectory_cache import TrajectoryCache
     from fisedit.values import BoolGrid
 
 
@@ -75,25 +71,16 @@ class RenderOutput:
 Job = tuple[EditRequest, EditPlan]
 
 
-class Renderer(EditRequests):
-    """One user's engine and trajectory cache, and the pictures that plans make with them.
+class Renderer:
+    """The pictures that plans make with a model and what was recorded.
 
     Args:
-        pipe: the model.
-        cache: for trajectories.
-        graphs: whether edits want captured ones.
-        encoding: encoding of recorded features.
+        state: The model, the history and the trajectory cache.
+        planner: The planner of results that are rebuilt.
     """
 
-    def __init__(
-        self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs, encoding: FeatureEncoding
-    ) -> None:
-        super().__init__(Engine(pipe, graphs, cache.max_bytes, encoding, cache.tiers))
-        self.cache = cache
-        self.planner = Planner(self.engine)
-        self._recorded_with: object = None
-        for part in self._parts():
-            count_changes(part)  # those before are the model's own
+    def __init__(self, state: EditState, planner: Planner) -> None:
+        self.state, self.planner = state, planner
 
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
@@ -101,7 +88,7 @@ class Renderer(EditRequests):
         reads_nothing = request.erases and request.script.kind is EditKind.IDENTICAL  # words would paint what they name
         regional = [prompt for _, prompt in request.regional]
         with request.stopwatch.stage("text"):
-            engine = self.engine
+            engine = self.state.engine
             return encode_prompts(engine.pipe, engine.encode, request.config, regional, reads_nothing=reads_nothing)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
@@ -112,50 +99,47 @@ class Renderer(EditRequests):
         """
         request, plan = jobs[0]
         if request.parent is not None:
-            self.restore(request)
+            self.rebuild(request)
         if request.picture is not None:
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
-        self._check_model(request)
-        return [self._decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
+        self.check_model(request)
+        return [self.decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
-    def _parts(self) -> list[Module]:
-        """The parts of the model with weights that pictures are made with."""
-        pipe = self.engine.pipe
-        return [part for part in (pipe.unet, pipe.vae, pipe.text_encoder) if part is not None]
-
-    def _check_model(self, request: EditRequest) -> None:
-        for part in self._parts():
+    def check_model(self, request: EditRequest) -> None:
+        """Raise SessionError or ModelError where the model is another one than when the request was made."""
+        for part in self.state.parts():
             check_files(part)
-        self.engine.references.check_files()
-        if loras(self.engine.pipe.unet, self.engine.pipe.text_encoder) != request.config.loras:
+        self.state.engine.references.check_files()
+        if loras(self.state.engine.pipe.unet, self.state.engine.pipe.text_encoder) != request.config.loras:
             raise SessionError("LoRAs were loaded, scaled or unloaded while this ran, which mixes them; run it again")
 
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
         """Sparse over the parent's trajectory, dense over it, or dense alone."""
-        (request, plan), callback = jobs[0], self._callback(jobs[0][0])
+        (request, plan), callback = jobs[0], self.callback(jobs[0][0])
         source = self.source(request)[0] if request.parent else None
         if source and plan.dilation:
-            return self.engine.run_sparse(source, [self._latent_edit(*job) for job in jobs], callback)
+            return self.state.engine.run_sparse(source, [self.latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None
         blend_source = (plan.mask.cells(request.config.num_timesteps), source) if source else None
         text = plan.prompt.embeddings
         inputs = self._inpaint_inputs(request, plan)
-        return [self.engine.run_dense(request.config, text, callback, blend_source, None, plan.start, inputs)]
+        return [self.state.engine.run_dense(request.config, text, callback, blend_source, None, plan.start, inputs)]
 
     def _inpaint_inputs(self, request: EditRequest, plan: EditPlan) -> Tensor | None:
         """Return what an inpainting UNet reads after latents: all masked in a source, the edit's mask in its parent."""
-        if not is_inpainting(self.engine.pipe.unet):
+        if not is_inpainting(self.state.engine.pipe.unet):
             return None
         parent, grid = request.parent, plan.mask.grid
         picture = None if parent is None else parent.canvas
-        return inpaint_inputs(self.engine.pipe.vae, picture, grid)
+        return inpaint_inputs(self.state.engine.pipe.vae, picture, grid)
 
-    def _latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
+    def latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
+        """Return an edit as the denoising loop knows it."""
         assert plan.prompt is not None
         steps = round(request.structure * max_injection_steps(request.config))
-        injection = AttentionInjection(steps, shared_tokens(request.script, self.engine)) if steps else None
+        injection = AttentionInjection(steps, shared_tokens(request.script, self.state.engine)) if steps else None
         return LatentEdit(
             request.config,
             plan.prompt.embeddings,
@@ -171,14 +155,14 @@ class Renderer(EditRequests):
             inpaint_inputs=self._inpaint_inputs(request, plan),
         )
 
-    def _decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
+    def decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""
-        vae, latents, rim = self.engine.pipe.vae, trajectory.latents[-1], plan.rim
+        vae, latents, rim = self.state.engine.pipe.vae, trajectory.latents[-1], plan.rim
         with request.stopwatch.stage("decode"), torch.inference_mode():
             cache = self.source(request)[1] if request.parent else None
             if cache and plan.dilation:
-                with self.cache.tiers.hold([cache.features]):  # before the decoder's layers are exchanged
-                    image, decoder = self.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
+                with self.state.cache.tiers.hold([cache.features]):  # before the decoder's layers are exchanged
+                    image, decoder = self.state.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
             else:
                 image, decoder = decode(vae, latents)
             if not (request.parent and cache):
@@ -193,7 +177,7 @@ class Renderer(EditRequests):
 
     def _invert(self, request: EditRequest, plan: EditPlan) -> RenderOutput:
         """An opened picture on its canvas, and the trajectory that it might have had."""
-        config, pipe, callback = request.config, self.engine.pipe, self._callback(request)
+        config, pipe, callback = request.config, self.state.engine.pipe, self.callback(request)
         assert request.picture is not None
         assert plan.prompt is not None
         picture = request.picture.crop(config.crop) if config.crop else request.picture
@@ -205,9 +189,9 @@ class Renderer(EditRequests):
             inputs = inpaint_inputs(pipe.vae, canvas, is_masked) if is_inpainting(pipe.unet) else None
             if config.inversion is Inversion.DDPM:
                 path = noise_latents(pipe, config, clean)
-                trajectory = self.engine.run_dense(config, text, callback, path=path, inpaint_inputs=inputs)
+                trajectory = self.state.engine.run_dense(config, text, callback, path=path, inpaint_inputs=inputs)
             else:
-                trajectory = self.engine.invert(config, text, clean, callback, inputs)
+                trajectory = self.state.engine.invert(config, text, clean, callback, inputs)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return RenderOutput(trajectory, canvas, canvas, decode(pipe.vae, clean)[1], clean)
 
@@ -217,49 +201,59 @@ class Renderer(EditRequests):
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
-            latents = self.engine.sample(config, prompt.embeddings, source, steps, self._callback(request))[-1]
-        self._check_model(request)
+            latents = self.state.engine.sample(config, prompt.embeddings, source, steps, self.callback(request))[-1]
+        self.check_model(request)
         with request.stopwatch.stage("decode"), torch.inference_mode():
-            return decode(self.engine.pipe.vae, latents)[0]
+            return decode(self.state.engine.pipe.vae, latents)[0]
 
-    def _callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
+    def callback(self, request: EditRequest) -> Callable[[int, int, Tensor], None]:
+        """Return the call before every step, which shows the request's caller a preview."""
+
         def callback(i: int, n: int, estimate: Tensor) -> None:
             if request.on_step is not None:
-                request.on_step(i, n, preview(self.engine.pipe, estimate))
+                request.on_step(i, n, preview(self.state.engine.pipe, estimate))
 
         return callback
 
-    def _cache(self, result: EditResult, output: RenderOutput) -> None:
+    def keep(self, result: EditResult, output: RenderOutput) -> None:
+        """Keep in the cache what was recorded with a result.
+
+        Args:
+            result: The result.
+            output: The picture that was rendered for it.
+        """
         base, features = result.parent if result.run.growth or result.run.start else None, output.decoder.features
-        if self.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
-            redecode = partial(_decoder_features, self.engine.pipe.vae, output.decoded)  # holds nothing of the pipeline
+        if self.state.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
+            redecode = partial(
+                _decoder_features, self.state.engine.pipe.vae, output.decoded
+            )  # holds nothing of the pipeline
             remake = redecode if isinstance(features, StepFeatures) else None
-            self.cache.tiers.add(features, len(output.trajectory.features), remake)
-        self.cache.put(result.id, output.trajectory, output.decoder, base=base)
+            self.state.cache.tiers.add(features, len(output.trajectory.features), remake)
+        self.state.cache.put(result.id, output.trajectory, output.decoder, base=base)
 
     def source(self, request: EditRequest) -> tuple[Trajectory, DecoderCache]:
-        """Return what was recorded with the parent, after `restore`."""
+        """Return what was recorded with the parent, after `rebuild`."""
         assert request.parent is not None
-        return self.cache.get(request.parent.id)
+        return self.state.cache.get(request.parent.id)
 
     @default_torch_state()
-    def restore(self, request: EditRequest) -> int:
+    def rebuild(self, request: EditRequest) -> int:
         """Rebuild what was recorded with the parent, from the nearest result still cached; how many were rebuilt."""
         assert request.parent is not None
-        lineage = self.history.lineage(request.parent.id)
-        cached = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.cache), -1)
-        with self.history.mark_in_use(request.parent):
+        lineage = self.state.history.lineage(request.parent.id)
+        cached = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.state.cache), -1)
+        with self.state.history.mark_in_use(request.parent):
             for result in lineage[cached + 1 :]:
                 self._rebuild(result, request.on_step)
         return len(lineage) - cached - 1
 
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Render a result again from its config, over its parent's trajectory where it has one."""
-        parent = None if result.parent is None else self.history.find(result.parent)
+        parent = None if result.parent is None else self.state.history.find(result.parent)
         if parent is not None and result.stats.unet_evaluations_dense + len(result.run.growth) == 0:
-            self.cache.share(parent.id, result.id)
+            self.state.cache.share(parent.id, result.id)
             return
-        self.check_own_loras(result)
+        self.state.check_own_loras(result)
         config, picture = result.config, None
         if parent is None and config.opened:
             picture = result.image if config.crop else result.canvas
@@ -276,7 +270,7 @@ class Renderer(EditRequests):
             on_step=on_step,
         )
         plan = self.planner.replay(request, self.encode(request), None, result.mask, run)
-        self._cache(result, *self.render([(request, plan)]))
+        self.keep(result, *self.render([(request, plan)]))
 
 
 @torch.inference_mode()

@@ -5,7 +5,6 @@ Knows the model's words, LoRAs and adapters, and the history; plans and runs not
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -16,9 +15,9 @@ from weakref import WeakSet
 from PIL.Image import new as new_image
 
 from fisedit.adapters import textual_inversion
+from fisedit.edits.state import EditState
 from fisedit.errors import InputError, PromptError, SessionError, as_text
 from fisedit.features.sites import lora_names
-from fisedit.history import History
 from fisedit.machine.stopwatch import Stopwatch
 from fisedit.masking.localize import describe_source, restrict_to_words
 from fisedit.masking.region import Region
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
     from fisedit.history import EditResult
     from fisedit.prompts.text_diff import Tokenizer
-    from fisedit.sampling.denoise import Engine
     from fisedit.values import AdapterReference, EditScript, OnStep
 
 P = ParamSpec("P")
@@ -188,8 +186,8 @@ _NO_CONDITIONS: Mapping[str, object] = MappingProxyType({})
 
 
 def _naming_references(
-    make: Callable[Concatenate[EditRequests, P], EditRequest],
-) -> Callable[Concatenate[EditRequests, P], EditRequest]:
+    make: Callable[Concatenate[RequestBuilder, P], EditRequest],
+) -> Callable[Concatenate[RequestBuilder, P], EditRequest]:
     """A method whose request names pictures that adapters read: they stay while it lives, and others go.
 
     Args:
@@ -197,8 +195,8 @@ def _naming_references(
     """
 
     @wraps(make)
-    def made(self: EditRequests, /, *args: P.args, **kwargs: P.kwargs) -> EditRequest:
-        references, token = self.engine.references, object()
+    def made(self: RequestBuilder, /, *args: P.args, **kwargs: P.kwargs) -> EditRequest:
+        references, token = self.state.engine.references, object()
         with exclusive(references):
             self._requesting.add(token)
         try:
@@ -214,31 +212,23 @@ def _naming_references(
     return made
 
 
-class EditRequests(ABC):
-    """Makes requests of a history's next picture.
+class RequestBuilder:
+    """Builds requests of a history's next picture.
 
     Args:
-        engine: the engine whose model reads words and pictures.
+        state: The model that reads words and pictures, and the history.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.history = engine, History()
+    def __init__(self, state: EditState) -> None:
+        self.state = state
         self._requests, self._requesting = WeakSet[EditRequest](), set[object]()
-
-    @abstractmethod
-    def refresh(self) -> None:
-        """Read the model's LoRAs, placement and scheduler again.
-
-        Raises:
-            ModelError: the parts of the pipeline do not fit together.
-        """
 
     def diff(self, old: str, new: str) -> EditScript:
         """Return the changes from one prompt to another."""
-        return diff_prompts(old, new, self.engine.pipe.tokenizer)
+        return diff_prompts(old, new, self.state.engine.pipe.tokenizer)
 
     @_naming_references
-    def request_source(
+    def source(
         self,
         config: GenerationConfig,
         *,
@@ -260,21 +250,21 @@ class EditRequests(ABC):
         """
         self._check_words(config.prompt)
         self._check_words(config.negative_prompt, "negative_prompt")
-        self.refresh()
+        self.state.refresh()
         size = None if picture is None else picture.size
         like = self._conditions(config, config, conditions, size)
-        config = self._with_words(replace(config, like=like, loras=self.engine.loras))
+        config = self._with_words(replace(config, like=like, loras=self.state.engine.loras))
         return EditRequest(config, self.diff(config.prompt, config.prompt), picture=picture, on_step=on_step)
 
     def _check_words(self, prompt: str, name: str = "prompt") -> None:
         """Raise PromptError for a prompt that is not read as it stands, or says nothing; a negative one may."""
         check_syntax(prompt, name)
-        textual_inversion.check_named(self.engine.pipe, prompt, name)
+        textual_inversion.check_named(self.state.engine.pipe, prompt, name)
         if prompt and name == "prompt" and says_nothing(parse(prompt)):
             raise PromptError(f"prompt must say something, got {prompt[:80]!r}; describe the picture")
 
     @_naming_references
-    def request_edit(
+    def edit(
         self,
         prompt: str,
         region: Region | None = None,
@@ -303,22 +293,24 @@ class EditRequests(ABC):
             SessionError, PromptError, MaskError, InputError, AdapterError: as in `Editor.edit`.
         """
         region, repaint = region or Region.words(), repaint or Repaint()
-        self.refresh()
-        parent, loras = self.history.current, self.engine.loras
+        self.state.refresh()
+        parent, loras = self.state.history.current, self.state.engine.loras
         self._check_loras_present(parent)
-        textual_inversion.check_words(self.engine.pipe, parent.config, [each.prompt for each in parent.run.regional])
+        textual_inversion.check_words(
+            self.state.engine.pipe, parent.config, [each.prompt for each in parent.run.regional]
+        )
         says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
         prompt = prompt if says_nothing else check_prompt(prompt)
         regional = tuple((each, check_prompt(own)) for each, own in regional)
         for new in {prompt, *(own for _, own in regional)} - {parent.prompt}:  # an old session's stays what it was
             self._check_words(new)
-        like = self._conditions(self.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
+        like = self._conditions(self.state.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
         changes: dict[str, Any] = {"prompt": prompt, "like": like}
         if repaint.seed is not None:
             changes["seed"] = check_seed(repaint.seed)
         config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
         script = self.diff(parent.prompt, prompt)
-        restrict_to_words(script, region.named_words, self.engine)  # refuses words of neither prompt
+        restrict_to_words(script, region.named_words, self.state.engine)  # refuses words of neither prompt
         if conditions.get(CONTROL) is not None and region.reads_words and not repaint.erases:
             changed = self._changed_control(parent, config)
             alone = region.is_default and script.kind is EditKind.IDENTICAL
@@ -337,7 +329,7 @@ class EditRequests(ABC):
             on_step=on_step,
         )
 
-    def request_again(self, result: EditResult, on_step: OnStep | None = None) -> EditRequest:
+    def rebuild(self, result: EditResult, on_step: OnStep | None = None) -> EditRequest:
         """The request for what a dense run makes of a result's config.
 
         Args:
@@ -347,14 +339,16 @@ class EditRequests(ABC):
         Raises:
             SessionError: the model has other LoRAs now, or other scales.
         """
-        self.refresh()
-        self.check_own_loras(result)
+        self.state.refresh()
+        self.state.check_own_loras(result)
         return EditRequest(result.config, result.diff, result, on_step=on_step)
 
     def _changed_control(self, parent: EditResult, config: GenerationConfig) -> Region | None:
         """Return where a config's control pictures differ from the edited picture's, a cell around it too."""
         left, top, right, bottom = config.crop or (0, 0, *parent.size)
-        changed = self.engine.references.changed_control(parent.config.like, config.like, (right - left, bottom - top))
+        changed = self.state.engine.references.changed_control(
+            parent.config.like, config.like, (right - left, bottom - top)
+        )
         if changed is None:
             return None
         whole = new_image("L", parent.size)
@@ -363,7 +357,7 @@ class EditRequests(ABC):
 
     def _with_words(self, config: GenerationConfig, prompts: Sequence[str] = ()) -> GenerationConfig:
         """A config with the textual inversions that its prompts and further ones name."""
-        return replace(config, textual_inversions=textual_inversion.used(self.engine.pipe, config, prompts))
+        return replace(config, textual_inversions=textual_inversion.used(self.state.engine.pipe, config, prompts))
 
     def _conditions(
         self,
@@ -382,7 +376,7 @@ class EditRequests(ABC):
             given: by `REFERENCE`, `CONTROL` and `DRIVE`.
             size: width and height of the picture; None where it is generated.
         """
-        references, found = self.engine.references, list["AdapterReference"]()
+        references, found = self.state.engine.references, list["AdapterReference"]()
         for argument, kept in ((REFERENCE, source), (CONTROL, parent), (DRIVE, parent)):
             if (condition := given.get(argument)) is None:
                 found += [entry for entry in kept.like if references.reads(entry, argument)]
@@ -393,27 +387,18 @@ class EditRequests(ABC):
 
     def release_references(self) -> None:
         """Let pictures go that adapters read and that neither a result nor a request names."""
-        with exclusive(self.engine.references):
+        with exclusive(self.state.engine.references):
             if not self._requesting:
-                configs = [each.config for each in (*self.history, *self._requests)]
-                self.engine.references.keep({entry.reference for config in configs for entry in config.like})
+                configs = [each.config for each in (*self.state.history, *self._requests)]
+                self.state.engine.references.keep({entry.reference for config in configs for entry in config.like})
 
     def _check_loras_present(self, result: EditResult) -> None:
         """Raise SessionError where a LoRA that a result was made with is loaded no more; its scale may be another."""
-        made_with, pipe = dict(result.config.loras), self.engine.pipe
+        made_with, pipe = dict(result.config.loras), self.state.engine.pipe
         if missing := ", ".join(sorted(made_with.keys() - lora_names(pipe.unet, pipe.text_encoder))):
             raise SessionError(
                 f"result {result.id} must be edited or rebuilt with {', '.join(made_with)}, as it was made, got "
                 f"a model without {missing}; load that with load_lora"
-            )
-
-    def check_own_loras(self, result: EditResult) -> None:
-        """Raise SessionError where the model has other LoRAs, or other scales, than a result was made with."""
-        if result.config.loras != self.engine.loras:
-            names = ", ".join(dict(result.config.loras)) or "no LoRA"
-            raise SessionError(
-                f"result {result.id} must be rebuilt with {names}, as it was made, and with the same scales; "
-                "load that, and unload others"
             )
 
 

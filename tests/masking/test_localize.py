@@ -195,7 +195,7 @@ def test_structure_survives_a_rebuild(editor):
 def test_shared_tokens_are_those_of_words_in_both_prompts(editor):
     two = "a robot and a cat on a beach", "a robot, a gift and a cat on a beach"
     ids = [editor.pipe.tokenizer(prompt).input_ids for prompt in two]
-    pairs = shared_tokens(editor._pipeline.diff(*two), editor._engine)
+    pairs = shared_tokens(editor._pipeline.requests.diff(*two), editor._engine)
     assert all(ids[0][i] == ids[1][j] for i, j in pairs) and [i for i, _ in pairs] == list(range(9))
     assert dict(pairs)[5] == ids[1].index(ids[0][5]) == 8
 

@@ -169,7 +169,7 @@ def test_a_clip_of_everything_is_the_pipelines(pipe, tmp_path):
     editor.load_adapter(tmp_path)
     source = editor.generate(CAT, seed=7, num_inference_steps=3, width=128, height=128)
     everywhere, pipeline = Region.mask(np.ones((16, 16), bool)), editor._pipeline
-    requests = [pipeline.request_edit(DOG, everywhere) for _ in range(FRAMES)]
+    requests = [pipeline.requests.edit(DOG, everywhere) for _ in range(FRAMES)]
     plan = pipeline.plan(replace(requests[0], is_frame=True))
     assert plan.dilation and not plan.fallback
     edits = [pipeline._latent_edit(each, plan) for each in requests]
