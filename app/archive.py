@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.validation import MAX_PIXELS, MAX_PROMPT_CHARACTERS, MAX_RESULTS, label
 from fisedit.errors import FisEditError, InputError, SessionError
 from fisedit.metadata import provenance
-from fisedit.sessions.index import Limits, SessionIndex, damaged, decode_index, encode_index
+from fisedit.sessions.index import Limits, damaged, decode_index, encode_index
 from fisedit.storage.files import SESSION_INDEX, write_bytes
 from fisedit.storage.images import read_size
 
@@ -49,9 +48,8 @@ ARCHIVE = "the saved file"
 """Name of an uploaded session in errors."""
 
 _NAME = re.compile(
-    r"session\.json|\d{1,9}(-[0-9a-f]{16})?(\.mask|\.canvas)?\.(png|tif)|reference-[0-9a-f]{16}(-[0-9a-f]{16})?\.png"
+    r"session\.json|\d{1,9}-[0-9a-f]{16}(\.mask|\.canvas|\.pixels)?\.(png|tif)|reference-[0-9a-f]{16}-[0-9a-f]{16}\.png"
 )
-_REFERENCE = re.compile(r"reference-[0-9a-f]{16}\.png")
 
 
 def pack(folder: Path) -> bytes:
@@ -98,7 +96,7 @@ def _with_models(index: dict[str, Any], rename: Callable[[str], str]) -> bytes:
     results = [entry | ({"model": rename(entry["model"])} if "model" in entry else {}) for entry in index["results"]]
     named = index | {"model": rename(index["model"]), "results": results}
     named.pop("adapters", None)
-    return encode_index(named) if "sha256" in index else json.dumps(named).encode()
+    return encode_index(named)
 
 
 def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -108,7 +106,8 @@ def _read_members(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             sizes = _sizes(packed.infolist())
             found, index = decode_index(_read(packed, SESSION_INDEX, LIMITS.index_bytes), ARCHIVE, LIMITS)
-            expected = _expected_files(index, sizes)
+            if (expected := index.files()).keys() != sizes.keys() - {SESSION_INDEX}:
+                raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
             members = {name: _read(packed, name, sizes[name]) for name in expected}
     except FisEditError:
         raise
@@ -135,22 +134,11 @@ def _read(packed: zipfile.ZipFile, name: str, most: int) -> bytes:
     return content
 
 
-def _expected_files(index: SessionIndex, names: Collection[str]) -> dict[str, str]:
-    """Name -> digest of the files that the index names; without digests, of those that there are."""
-    expected = index.files()
-    if index.references is None:
-        references = [name for name in names if _REFERENCE.fullmatch(name)]
-        expected = {name: "" for name in (*expected, *references) if name in names}
-    if expected.keys() != set(names) - {SESSION_INDEX}:
-        raise InputError("a saved session must be a zip that was downloaded here, got one with other files")
-    return expected
-
-
 def _check_pictures(members: Mapping[str, bytes], digests: Mapping[str, str]) -> None:
     """Digests, and sizes by the pictures' headers: nothing is decoded."""
     total = 0
     for name, content in members.items():
-        if digests[name] and hashlib.sha256(content).hexdigest() != digests[name]:
+        if hashlib.sha256(content).hexdigest() != digests[name]:
             raise damaged(ARCHIVE, name)
         width, height = read_size(content, name, ("PNG", "TIFF"))
         _check_size(f"million pixels in {name}", width * height // 10**6, MAX_PIXELS // 10**6)

@@ -82,11 +82,6 @@ class EditResult:
         return pixels + sum(image.width * image.height * len(image.getbands()) for image in images if image is not None)
 
     @property
-    def recipe(self) -> GenerationConfig:
-        """`config`, by the name that it had in 0.1.0."""
-        return self.config
-
-    @property
     def prompt(self) -> str:
         """The prompt of this picture."""
         return self.config.prompt
@@ -220,11 +215,6 @@ class History(Sequence[EditResult]):
     def redo_id(self) -> str | None:
         """The child of the current result that was visited last, to which redo goes; None where there is none."""
         return self._visited.get(self.current.id)
-
-    @property
-    def later(self) -> str | None:
-        """`redo_id`, by the name that it had in 0.1.0."""
-        return self.redo_id
 
     def lineage(self, result_id: str) -> list[EditResult]:
         """Return the results from the source to this one."""

@@ -80,7 +80,7 @@ def test_redo_goes_to_the_child_visited_last():
     for number, parent in enumerate((None, "0", "0")):
         history.add(replace(first, id=str(number), parent=parent))
     history.undo()
-    assert history.redo_id == history.later == "2" and history.redo().id == "2" and history.later is None
+    assert history.redo_id == "2" and history.redo().id == "2" and history.redo_id is None
 
 
 def test_redo_outlives_the_deletion_of_another_child():

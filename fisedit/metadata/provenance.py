@@ -47,11 +47,7 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 VERSION = 3
-_VERSION_WITHOUT_PIXELS = 2
-"""The version of origins without masks that are kept to the pixel, which older versions read."""
-
-_VERSION_WITHOUT_REGIONS = 1
-"""The version of those also without soft masks, parts of pictures, erasing, prompts of regions and rims."""
+"""The version of the JSON; those before it differ in nothing but what an edit may have."""
 
 _LOCAL = "./"
 _MAX_CHARACTERS, _MAX_EDITS = 4_000_000, 1_000
@@ -273,7 +269,7 @@ def _to_json(origin: Origin) -> str:
             "change": edit.change,
             "mask": _mask_entry(edit.mask, with_pixels=not origin.config.opened),
             **run_entry(edit.run),
-            **_like_entry(edit.like),
+            **({"like": [reference.as_dict() for reference in edit.like]} if edit.like else {}),
             **({"textual_inversions": edit.textual_inversions} if edit.textual_inversions else {}),
             **({} if edit.seed is None else {"seed": edit.seed}),
             **({"loras": edit.loras} if edit.loras else {}),
@@ -282,7 +278,7 @@ def _to_json(origin: Origin) -> str:
     ]
     entry = {
         "fisedit": __version__,
-        "version": _version(origin, has_pixels=any("pixels" in edit["mask"] for edit in edits)),
+        "version": VERSION,
         "torch": version("torch"),
         "model": origin.model,
         "dtype": origin.dtype,
@@ -291,14 +287,6 @@ def _to_json(origin: Origin) -> str:
         "edits": edits,
     }
     return json.dumps(entry | ({"before": origin.before} if origin.before else {}))
-
-
-def _version(origin: Origin, *, has_pixels: bool) -> int:
-    """The oldest version that holds all of an origin."""
-    own = any(edit.run.needs_mask or edit.run.rim is not None or edit.mask.levels is not None for edit in origin.edits)
-    if has_pixels:
-        return VERSION
-    return _VERSION_WITHOUT_PIXELS if own or origin.config.crop is not None else _VERSION_WITHOUT_REGIONS
 
 
 def _mask_entry(mask: EditMask, *, with_pixels: bool) -> dict[str, Any]:
@@ -311,17 +299,12 @@ def _mask_entry(mask: EditMask, *, with_pixels: bool) -> dict[str, Any]:
     return {"source": mask.source, "confidence": mask.confidence, "runs": run_lengths(mask.grid), **more}
 
 
-def _like_entry(like: tuple[AdapterReference, ...]) -> dict[str, Any]:
-    """The key "like", left out if empty, so that older versions can read the origin."""
-    return {"like": [reference.as_dict() for reference in like]} if like else {}
-
-
 def _parse_json(text: str) -> Origin:
     """The origin of an untrusted text; every value is checked."""
     try:
         data: Any = json.loads(_checked(text, len(text) <= _MAX_CHARACTERS))
         found = data["version"]
-        if type(found) is int and found in (VERSION, _VERSION_WITHOUT_PIXELS, _VERSION_WITHOUT_REGIONS):
+        if type(found) is int and 1 <= found <= VERSION:
             config, names = make_generation_config(**data["source"]), (data["model"], data["dtype"], data["device"])
             before, edits = data.get("before", ""), data["edits"]
             _checked(data, all(isinstance(name, str) for name in (*names, before)) and len(edits) <= _MAX_EDITS)

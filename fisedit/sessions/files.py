@@ -22,9 +22,9 @@ def file_name(stem: str, ending: str, sha256: str) -> str:
     Args:
         stem: Id of a result, or "reference-DIGEST".
         ending: One of `ENDINGS`.
-        sha256: SHA-256 of the file's bytes; "" for the name without it, as in fisedit 0.1.0.
+        sha256: SHA-256 of the file's bytes.
     """
-    return f"{stem}-{sha256[:16]}{ending}" if sha256 else f"{stem}{ending}"
+    return f"{stem}-{sha256[:16]}{ending}"
 
 
 def page_name(result: str, i: int, sha256: str) -> str:

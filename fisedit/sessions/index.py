@@ -1,14 +1,13 @@
 """session.json: its text to frozen, checked values and back. Every field is checked before anything is built of it.
 
-Version 4 has masks of pixels, version 3 regions and rims. Versions from 2 on have a digest of the index and one of
-every file. Version 1, of fisedit 0.1.0, has none and is read only. Knows JSON and values; neither files nor pictures.
+It has a digest of its own fields and one of every file. Knows JSON and values; neither files nor pictures.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -51,15 +50,8 @@ if TYPE_CHECKING:
     from fisedit.values import EditRun
 
 VERSION = 4
-_VERSION_WITHOUT_PIXELS = 3
-"""The version of sessions without masks that are kept to the pixel, which older versions read."""
-
-_VERSION_WITHOUT_REGIONS = 2
-"""The version of those also without parts of pictures, erasing, prompts of regions and rims."""
-
-_VERSION_WITHOUT_DIGESTS = 1
-_VERSIONS = (VERSION, _VERSION_WITHOUT_PIXELS, _VERSION_WITHOUT_REGIONS, _VERSION_WITHOUT_DIGESTS)
-
+_OLDEST = 2
+"""The first version with digests; those up to `VERSION` differ in nothing but what a result may have."""
 
 _MAX_COUNT = 2**63 - 1
 _MAX_TIMESTEPS = num_timesteps(SchedulerName.HEUN, STEPS[1])
@@ -99,7 +91,7 @@ class ResultEntry:
         stats: The statistics, as in `EditResult`.
         run: The run, as in `EditResult`.
         model: The model that made it.
-        files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits; empty without digests.
+        files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
     """
 
@@ -128,7 +120,7 @@ class SessionIndex:
         dtype: Precision to load it in.
         current: Id of the result that the next edit begins with.
         adapters: Path or hub id of an adapter -> how it takes part, and what it is loaded with.
-        references: Digest of a reference image -> SHA-256 of its file's bytes; None without digests.
+        references: Digest of a reference image -> SHA-256 of its file's bytes.
         results: Parents before their children.
         digest: SHA-256 of the text.
         vae: Path of the autoencoder; "" for the model's own.
@@ -139,17 +131,16 @@ class SessionIndex:
     dtype: str
     current: str
     adapters: Mapping[str, AdapterUse]
-    references: Mapping[str, str] | None
+    references: Mapping[str, str]
     results: tuple[ResultEntry, ...]
     digest: str
     vae: str = ""
     variant: str = ""
 
     def files(self) -> dict[str, str]:
-        """Names of the files that the index needs -> SHA-256 of their bytes; without digests, of those that it may need
-        -> "". Pages are not among them."""
-        references = [(f"reference-{digest}", ".png", sha) for digest, sha in (self.references or {}).items()]
-        own = [(e.id, ending, e.files.get(ending, "")) for e in self.results for ending in e.files or ENDINGS]
+        """Names of the files that the index needs, without pages -> SHA-256 of their bytes."""
+        references = [(f"reference-{digest}", ".png", sha) for digest, sha in self.references.items()]
+        own = [(entry.id, *file) for entry in self.results for file in entry.files.items()]
         return {file_name(*one): one[2] for one in references + own}
 
     def page_names(self) -> set[str]:
@@ -187,15 +178,6 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
     return json.dumps({**index, "sha256": _digest(index)}, indent=2, default=str).encode() + b"\n"
 
 
-def version_of(results: Iterable[EditResult]) -> int:
-    """The version of an index of results: the oldest that has all that they need."""
-    kept = list(results)
-    if any(each.mask.pixels is not None for each in kept):
-        return VERSION
-    needs_regions = any(each.run.needs_mask or each.run.rim is not None or each.config.crop for each in kept)
-    return _VERSION_WITHOUT_PIXELS if needs_regions else _VERSION_WITHOUT_REGIONS
-
-
 def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[dict[str, Any], SessionIndex]:
     """The JSON of an index, and its checked values.
 
@@ -211,7 +193,7 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     try:
         index: Any = json.loads(data, parse_constant=refuse_constant)
         version = index["version"]
-        is_supported = type(version) is int and version in _VERSIONS
+        is_supported = type(version) is int and _OLDEST <= version <= VERSION
         count = len(index["results"]) if is_supported else 0
         _limit(where, "results", count, limits.results)
         found = _parse(index, data) if is_supported else None
@@ -220,7 +202,9 @@ def decode_index(data: bytes, where: object, limits: Limits = LIMITS) -> tuple[d
     except _ERRORS as error:
         raise damaged(where, "session.json") from error
     if found is None:
-        raise SessionError(f"session in {where} must be of version {VERSION}, got {version!r:.20}; use a newer fisedit")
+        raise SessionError(
+            f"session in {where} must be of version {VERSION}, got {version!r:.20}; use the fisedit that wrote it"
+        )
     longest = max(len(text) for one in found.results for text in _prompts(one))
     _limit(where, "letters in a prompt", longest, limits.characters)
     return index, found
@@ -247,14 +231,12 @@ def _digest(index: Mapping[str, Any]) -> str:
 
 
 def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
-    with_digests = index["version"] != _VERSION_WITHOUT_DIGESTS
-    require(not with_digests or index["sha256"] == _digest(index))
-    checks = _INDEX_WITH_DIGESTS if with_digests else _INDEX
-    found = checked_fields(index, checks, optional={"adapters", "vae", "variant"})
+    require(index["sha256"] == _digest(index))
+    found = checked_fields(index, _INDEX, optional={"adapters", "vae", "variant"})
     require(found["results"])
     entries: dict[str, ResultEntry] = {}
     for one in found["results"]:
-        entry = _parse_entry(one, found["model"], with_digests=with_digests)
+        entry = _parse_entry(one, found["model"])
         require(entry.id not in entries)
         _check_lineage(entry, None if entry.parent is None else entries[entry.parent])
         entries[entry.id] = entry
@@ -264,7 +246,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         found["dtype"],
         found["current"],
         found.get("adapters", MappingProxyType({})),
-        found["references"] if with_digests else None,
+        found["references"],
         tuple(entries.values()),
         hashlib.sha256(data).hexdigest(),
         found.get("vae", ""),
@@ -272,12 +254,8 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
     )
 
 
-def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
-    found = checked_fields(
-        entry,
-        _RESULT_WITH_DIGESTS if with_digests else _RESULT,
-        optional={"model", "pages", "erased", "regional", "rim"},
-    )
+def _parse_entry(entry: Any, model: str) -> ResultEntry:
+    found = checked_fields(entry, _RESULT, optional={"model", "pages", "erased", "regional", "rim"})
     config: GenerationConfig = found["recipe"]
     stats, run = found["stats"], parse_run(found, config)
     require((stats.growth, stats.steps_shared) == (run.growth, run.start) and (stats.active_rows or not run.growth))
@@ -290,7 +268,7 @@ def _parse_entry(entry: Any, model: str, *, with_digests: bool) -> ResultEntry:
         stats,
         run,
         found.get("model", model),
-        found.get("files", MappingProxyType({})),
+        found["files"],
         found.get("pages", ()),
     )
 
@@ -379,6 +357,8 @@ _RESULT: Mapping[str, Check] = {
     "mask": lambda value: checked_fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,
+    "files": _files,
+    "pages": tuple_of(_SHA256, _MAX_TIMESTEPS + 1),
 }
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,
@@ -389,14 +369,6 @@ _INDEX: Mapping[str, Check] = {
     "current": _ID,
     "adapters": _adapters,
     "results": lambda value: value,
-}
-_RESULT_WITH_DIGESTS: Mapping[str, Check] = {
-    **_RESULT,
-    "files": _files,
-    "pages": tuple_of(_SHA256, _MAX_TIMESTEPS + 1),
-}
-_INDEX_WITH_DIGESTS: Mapping[str, Check] = {
-    **_INDEX,
     "sha256": _SHA256,
     "references": mapping(text(16, "[0-9a-f]{16}"), _SHA256, LIMITS.results),
 }

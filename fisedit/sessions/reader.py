@@ -114,7 +114,8 @@ class SessionReader:
         return history
 
     def _load_result(self, entry: ResultEntry, parent: EditResult | None, diff: Diff) -> EditResult:
-        config, read = entry.config, self._read_files(entry)
+        config = entry.config
+        read = {end: self._read(file_name(entry.id, end, sha256), sha256) for end, sha256 in entry.files.items()}
         cells = (config.width // LATENT_FACTOR, config.height // LATENT_FACTOR)
         levels = np.asarray(_decode_sized(read[MASK_ENDING], "L", cells))
         image, painted = _decode_pictures(read, (config.width, config.height))
@@ -143,27 +144,9 @@ class SessionReader:
             painted,
         )
 
-    def _read_files(self, entry: ResultEntry) -> dict[str, bytes]:
-        """Ending -> bytes of a result's files; without digests of those that there are."""
-        digests = entry.files or dict.fromkeys(self._endings(entry.id), "")
-        return {end: self._read(file_name(entry.id, end, digest), digest) for end, digest in digests.items()}
-
-    def _endings(self, result: str) -> tuple[str, ...]:
-        """Endings of a result's files in version 1: only a picture that is no canvas may be a TIFF."""
-
-        def exists(ending: str) -> bool:
-            return (self._folder / f"{result}{ending}").exists()
-
-        if not exists(CANVAS_ENDING):
-            return ".png", MASK_ENDING
-        return ".tif" if exists(".tif") else ".png", MASK_ENDING, CANVAS_ENDING
-
     def _load_assets(self, index: SessionIndex) -> SessionAssets:
-        references = index.references
-        if references is None:
-            references = {path.stem.removeprefix("reference-"): "" for path in self._folder.glob("reference-*.png")}
         try:
-            images = {digest: self._load_reference(digest, sha256) for digest, sha256 in references.items()}
+            images = {digest: self._load_reference(digest, sha256) for digest, sha256 in index.references.items()}
         except InputError as error:
             raise damaged(self._name, "a reference") from error
         return SessionAssets(index.adapters, images)

@@ -98,8 +98,7 @@ class SessionStore:
         """
         loaded = self._reader.load(diff)
         self._own = {loaded.index.digest}
-        entries = (entry for entry in loaded.index.results if entry.files)
-        for entry in entries:
+        for entry in loaded.index.results:
             result = loaded.history.find(entry.id)
             self._files[result], self._pages[result] = entry.files, entry.pages
         return loaded
@@ -161,9 +160,10 @@ class SessionStore:
                 "save to another folder, or use overwrite=True"
             )
         try:
-            return before, self._names(self.read_index()) if before else []
+            index = self.read_index() if before else None
         except SessionError:  # its files are unknown, so that none is removed
-            return before, []
+            index = None
+        return before, [] if index is None else [*index.files(), *index.page_names()]
 
     def _digest(self) -> str:
         """The digest of the JSON, "" for none."""
@@ -173,10 +173,6 @@ class SessionStore:
             return hashlib.sha256(read_bytes(self.folder / SESSION_INDEX)).hexdigest()
         except (InputError, OSError):
             return "unreadable"
-
-    def _names(self, index: SessionIndex) -> list[str]:
-        references = [path.name for path in self.folder.glob("reference-*.png")] if index.references is None else []
-        return [*index.files(), *references, *index.page_names()]
 
     def _write_files(
         self, contents: SessionContents, metadata_of: Callable[[EditResult], Metadata | None], written: list[Path]
@@ -203,7 +199,7 @@ class SessionStore:
         references = contents.assets.references.items()
         return encode_index(
             {
-                "version": session_index.version_of(contents.history),
+                "version": session_index.VERSION,
                 "model": contents.model,
                 **{name: given for name in ("vae", "variant") if (given := getattr(contents, name))},
                 "dtype": contents.dtype,

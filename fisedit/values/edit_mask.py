@@ -216,16 +216,6 @@ class EditMask:
         is_new = over_pixels(grid & ~self.grid, self.pixels.shape[::-1])
         return replace(self, grid=grid, pixels=np.where(is_new, np.uint8(255), self.pixels))
 
-    @property
-    def heat(self) -> NDArray[np.float32] | None:
-        """`heatmap`, by the name that it had in 0.1.0."""
-        return self.heatmap
-
-    @property
-    def others(self) -> BoolGrid | None:
-        """`other_objects`, by the name that it had in 0.1.0."""
-        return self.other_objects
-
     def image(self) -> Image:
         """The mask at canvas size, [8h, 8w] pixels, mode "L". Cells inside are 255, or a soft mask's levels; cells
         outside are 0. The value is lower where a pixel is taken in part."""

@@ -203,7 +203,7 @@ def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
 
 
 def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
-    """The arguments of `make_generation_config`, JSON-ready; fields that older versions lack are left out if empty."""
+    """The arguments of `make_generation_config`, JSON-ready; most fields are left out if empty."""
     entries = asdict(config) | {"like": [reference.as_dict() for reference in config.like]}
     return {name: value for name, value in entries.items() if value or name not in _OPTIONAL}
 

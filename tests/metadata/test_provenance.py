@@ -422,7 +422,7 @@ class TestPrivate:
 
 GOOD = {
     "fisedit": __version__,
-    "version": 1,
+    "version": 3,
     "model": "demo",
     "dtype": "float32",
     "device": "cpu",

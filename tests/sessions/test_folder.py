@@ -19,8 +19,8 @@ from fisedit.sessions.store import SessionStore
 from fisedit.storage import files as output_files
 from tests.support.sessions import (
     NAMES,
+    change_index,
     contents,
-    copied,
     diff,
     file_of,
     files,
@@ -67,17 +67,20 @@ def test_none_of_4000_flipped_bits_is_silent(whole, tmp_path, name, times):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_session_of_version_1_is_saved_in_place(tmp_path, name):
-    folder = copied(name, tmp_path / "s")
+def test_a_session_is_saved_in_place(whole, tmp_path, name):
+    folder = written_again(files(whole[name]), tmp_path / "s")
     (folder / "notes.txt").write_text("mine")
-    store = SessionStore(folder)
+    before, store = files(folder), SessionStore(folder)
     loaded = store.load(diff)
     save(loaded, store)
-    assert contents(load(folder)) == contents(loaded)
-    kept = {file_of(folder, r.id, end).name for r in loaded.history for end in (".png", ".mask.png")}
-    names = set(files(folder))
-    assert kept | {"session.json", "notes.txt"} <= names and not names & {"0.png", "0.mask.png", "0.canvas.png"}
-    assert load(folder).index.references is not None
+    assert contents(load(folder)) == contents(loaded) and files(folder) == before
+
+
+@pytest.mark.parametrize("version", [1, 5])
+def test_a_session_of_another_version_is_refused(whole, tmp_path, version):
+    folder = written_again(files(whole["look"]), tmp_path / "s")
+    change_index(folder / "session.json", lambda index: index.update(version=version))
+    assert f"must be of version 4, got {version}; use the fisedit that wrote it" in refused(folder)
 
 
 # Two writers

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fisedit.errors import SessionError
-from tests.support.sessions import INDEX_CHANGES, change_index, copied, files, load, refused, settings, written_again
+from tests.support.sessions import INDEX_CHANGES, change_index, files, load, refused, settings, written_again
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_every_field_is_checked_before_anything_is_built(whole, tmp_path, monkeypatch, version):
-    read = copied("generated", tmp_path / "s") if version == 1 else whole["generated"]
-    parts = files(read)
+def test_every_field_is_checked_before_anything_is_built(whole, tmp_path, monkeypatch):
+    parts = files(whole["generated"])
     assert not refused(written_again(parts, tmp_path / "whole"))
     monkeypatch.setattr("fisedit.sessions.reader.decode", lambda *_, **__: pytest.fail("a picture was decoded"))
     for number, (case, change) in enumerate(INDEX_CHANGES.items()):

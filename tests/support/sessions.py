@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from fisedit.sessions.index import encode_index
 from fisedit.sessions.store import SessionContents, SessionStore
 from fisedit.values import EditKind, EditScript
 
-OLD = Path(__file__).parents[1] / "fixtures" / "v0.1.0" / "sessions"
-"""Sessions of version 1, which have no digests."""
+STORED = Path(__file__).parents[1] / "fixtures" / "sessions"
 NAMES = ("generated", "opened", "look")
 
 
@@ -27,8 +25,8 @@ def diff(model, before, after):
 
 
 def saved(folder, name="generated"):
-    """A copy of an old session, saved by this version."""
-    save(SessionStore(OLD / name).load(diff), SessionStore(folder))
+    """A copy of a stored session, saved by this version."""
+    save(SessionStore(STORED / name).load(diff), SessionStore(folder))
     return folder
 
 
@@ -40,11 +38,6 @@ def save(loaded, store, pages=None, **options):
     )
     saved = SessionContents(loaded.history, index.model, index.dtype, loaded.assets, pages=returning)
     store.save(saved, lambda result: None, **options)
-
-
-def copied(name, folder):
-    """A copy of an old session as it is."""
-    return Path(shutil.copytree(OLD / name, folder))
 
 
 def contents(loaded):
@@ -81,9 +74,7 @@ def change_index(path, change):
     """Change the JSON, and let its digest be that of the change."""
     index = json.loads(path.read_text())
     change(index)
-    path.write_bytes(
-        encode_index(index) if isinstance(index, dict) and "sha256" in index else json.dumps(index).encode()
-    )
+    path.write_bytes(encode_index(index))
 
 
 def entry(**changes):
