@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -164,6 +165,78 @@ def test_no_function_behind_the_public_face_takes_many_arguments():
     kernels = {name for name, function in many.items() if KERNEL in map(ast.unparse, function.decorator_list)}
     face = {name for name in many if name.startswith(PUBLIC_FACE) and "._" not in name.removesuffix(".__call__")}
     assert kernels and face and not set(many) - kernels - face - verbs()
+
+
+MAX_FILES = 14
+"""Modules of a room. Kernels and adapters are many by nature: each is one kind."""
+
+MAX_FIELDS = 12
+"""Fields of a dataclass."""
+
+MANY_FIELDS = {
+    "TrainingSettings": 21,
+    "ReceptiveField": 19,
+    "EditStats": 16,
+    "EditPlan": 16,
+    "BatchSettings": 16,
+    "GenerationConfig": 15,
+    "SpeedSettings": 14,
+    "EditRequest": 14,
+    "Checked": 13,
+}
+"""Carriers with more -> how many. Numbers here may fall; the first, and all settings, are options of users."""
+
+MAX_LEVELS = 2
+"""Levels of inheritance among our own classes, below the lowest base."""
+
+MORE_LEVELS = {"Editor": 5, "SessionMixin": 4, "OpenMixin": 3}
+"""Classes with more -> how many. They are one class in several files, which is to be composed."""
+
+
+def class_definitions() -> dict[str, ast.ClassDef]:
+    """Every class of the package by its name."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FISEDIT.values())
+    return {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def levels(name: str, classes: dict[str, ast.ClassDef]) -> int:
+    """Levels of our own bases below a class."""
+    bases = [ast.unparse(base).split("[")[0] for base in classes[name].bases]
+    return max([levels(base, classes) + 1 for base in bases if base in classes and base != name], default=0)
+
+
+def num_fields(node: ast.ClassDef) -> int:
+    """Fields that a dataclass is made with; 0 for other classes."""
+    if not any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
+        return 0
+    return sum(isinstance(each, ast.AnnAssign) and "init=False" not in ast.unparse(each) for each in node.body)
+
+
+def over(counts: dict[str, int], limit: int) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count > limit}
+
+
+def test_rooms_are_small():
+    rooms = Counter(name.split(".")[0] for name in modules() if "." in name and not name.endswith("__init__"))
+    assert over(rooms, MAX_FILES).keys() == {"adapters", "sparse_kernels"}
+
+
+def test_carriers_have_few_fields():
+    assert over({name: num_fields(node) for name, node in class_definitions().items()}, MAX_FIELDS) == MANY_FIELDS
+
+
+def test_inheritance_is_flat():
+    classes = class_definitions()
+    assert over({name: levels(name, classes) for name in classes}, MAX_LEVELS) == MORE_LEVELS
+
+
+def test_budgets_see_what_is_over_them():
+    tree = ast.parse(
+        "class A: pass\nclass B(A): pass\n@dataclass\nclass C(B):\n    x: int\n    y: int = field(init=False)"
+    )
+    classes = {node.name: node for node in tree.body}
+    assert [levels(name, classes) for name in "ABC"] == [0, 1, 2] and num_fields(classes["C"]) == 1
+    assert over({"C": 2}, 1) == {"C": 2} and not over({"C": 2}, 2)
 
 
 def test_few_modules_lie_beside_the_packages():
