@@ -112,6 +112,7 @@ USES = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("guidance", [7.5, 1.0], ids=["guided", "unguided"])
 def test_it_takes_part_in_the_steps_and_branches_that_diffusers_has(pipe, tmp_path, use, guidance):

@@ -216,6 +216,7 @@ def pages_in(place):
     return data
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("pages", [[], PAGES], ids=["", "pages"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_kill_before_and_after_every_write(whole, tmp_path, overwrite, pages):
