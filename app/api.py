@@ -267,7 +267,7 @@ class Endpoints:
         quality: str = "balanced",
         seed: int = -1,
     ) -> Iterator[dict[str, Any]]:
-        """Let what is around a region of the session's current picture grow into it; no words are needed.
+        """Remove an object by inpainting from its surroundings; no words are needed.
 
         Args:
             request: filled in by the server from the connection.

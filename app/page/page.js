@@ -6,7 +6,7 @@
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
   let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of again because it ended
 
-  /* Words that were typed and not run, by the picture that they were typed for ("" before the first one). */
+  /* Unsubmitted prompts, by the picture that they were typed for ("" before the first one). */
   const current = () => (document.querySelector("#history [aria-current]") || { dataset: { id: "" } }).dataset.id;
   const drafts = () => {
     try { return JSON.parse(sessionStorage.getItem(DRAFTS)) || {}; } catch { return {}; }

@@ -41,7 +41,7 @@ CaptionModel = Annotated[
     str | None, Option(help="Image-to-text model (BLIP or alike) that captions a --picture: a folder or hub id.")
 ]
 Strength = Annotated[float, Option(help="Above 0, to 1: share of the steps to run; less keeps more of the picture.")]
-Quality = Annotated[str, Option(help="fast, balanced or close: how near an edit comes to a dense one, for its time.")]
+Quality = Annotated[str, Option(help="fast, balanced or close: the trade-off of speed and fidelity.")]
 EditSeed = Annotated[
     int | None, Option(help="Seed of other noise inside the mask: with a mask or words the prompt may stay the same.")
 ]

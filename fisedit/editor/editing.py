@@ -187,7 +187,7 @@ class EditMixin(PreviewMixin):
         quality: str = "balanced",
         on_step: OnStep | None = None,
     ) -> EditResult:
-        """Let what is around a region grow into it, without words for what is to be seen there.
+        """Remove an object by inpainting from its surroundings, without words for what is to be seen there.
 
         Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974), and no words are
         read unless they change.

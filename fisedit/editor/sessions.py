@@ -268,7 +268,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         text = self._pipeline.renderer.encode(request)
         self._pipeline.renderer.rebuild(request)
         source, _ = self._pipeline.renderer.source(request)
-        plan = self._pipeline.planner.replay(request, text, source, edit.mask, run)
+        plan = self._pipeline.planner.plan_recorded(request, text, source, edit.mask, run)
         return self._pipeline.run(request, plan)
 
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:

@@ -235,7 +235,7 @@ class Planner:
         mask = replace(mask, grid=levels > 0, levels=levels)
         return mask, min(mask.cells(steps).start, steps - 1)
 
-    def replay(
+    def plan_recorded(
         self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory | None, mask: EditMask, run: EditRun
     ) -> EditPlan:
         """The plan of an edit, or of a source, just as it was computed before.

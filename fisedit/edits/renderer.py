@@ -269,7 +269,7 @@ class Renderer:
             regional=tuple((Region.mask(each.grid), each.prompt) for each in run.regional),
             on_step=on_step,
         )
-        plan = self.planner.replay(request, self.encode(request), None, result.mask, run)
+        plan = self.planner.plan_recorded(request, self.encode(request), None, result.mask, run)
         self.keep(result, *self.render([(request, plan)]))
 
 

@@ -34,7 +34,10 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
         ("ragged", Quality.BALANCED),
     ]
     for row in written["summary"]:
-        assert all(row[name] in printed.out for name in ("MACs", "step", "whole edit", "whole edit, to plain"))
+        assert all(
+            row[name] in printed.out
+            for name in ("MACs", "step", "whole edit", "end-to-end speedup over stock diffusers")
+        )
     best = written["search"]["best"]
     assert best in printed.out and best in written["settings"]["dense_baseline"]
     assert best not in written["search"]["left_out"]
