@@ -235,6 +235,13 @@ def test_crafted_archives_are_refused_before_anything_is_written(packed, tmp_pat
     assert taken == {}
 
 
+def test_a_mask_of_pixels_is_packed(packed, tmp_path):
+    pixels = io.BytesIO()
+    Image.new("L", (128, 128), 200).save(pixels, "PNG")
+    data = pictures([".pixels.png"], pixels.getvalue())(None, members(packed["generated"]))
+    assert opened(data, tmp_path / "new").history.find("0").mask.pixels.mean() == 200
+
+
 def test_no_flipped_bit_of_an_archive_is_silent(packed, tmp_path):
     rng, silent = random.Random(3), []
     for number in range(100):

@@ -488,6 +488,7 @@ class TestHostile:
         past = provenance.parse_origin(Metadata(origin=json.dumps(GOOD)))
         assert past.prompt == DOG and past.edits[0].mask.grid.sum() == 5
         assert json.loads(provenance.to_metadata(past).origin) | {"torch": 0} == GOOD | {"torch": 0}
+        assert provenance.parse_origin(Metadata(origin=json.dumps(GOOD | {"version": 1}))).config == past.config
 
     def test_damaged_origins_are_refused(self):
         for name in BAD:
