@@ -172,7 +172,7 @@ def test_a_clip_of_everything_is_the_pipelines(pipe, tmp_path):
     requests = [pipeline.requests.edit(DOG, everywhere) for _ in range(FRAMES)]
     plan = pipeline.plan(replace(requests[0], is_frame=True))
     assert plan.dilation and not plan.fallback
-    edits = [pipeline._latent_edit(each, plan) for each in requests]
+    edits = [pipeline.renderer.latent_edit(each, plan) for each in requests]
     trajectory = editor._trajectory_cache.get(source.id)[0]
     found = torch.cat(editor._engine.run_clip(trajectory, edits, lambda *_: None))
     parts = {name: part for name, part in pipe.components.items() if name != "safety_checker"}
