@@ -41,11 +41,14 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 
-def measure_adapter_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
+def measure_adapter_speed(
+    settings: SpeedSettings, families: Sequence[str], on_step: OnStep | None = None
+) -> dict[str, Any]:
     """Time steps with and without adapters over squares and ragged masks.
 
     Args:
         settings: The settings of the benchmark.
+        families: Names of adapters' families.
         on_step: called before every measurement with (i, n, None).
 
     Returns:
@@ -59,12 +62,12 @@ def measure_adapter_speed(settings: SpeedSettings, on_step: OnStep | None = None
     rows: list[Row] = []
     with torch.inference_mode():
         benchmark = _AdapterBenchmark(workload, settings.repeats)
-        for family in settings.families:
+        for family in families:
             condition = benchmark.condition(random_adapter(workload.pipe.unet, family))
             conditioned = benchmark.record([condition])
             for name, area, grid in masks:
                 if on_step is not None:
-                    on_step(len(rows), len(settings.families) * len(masks), None)
+                    on_step(len(rows), len(families) * len(masks), None)
                 row = benchmark.measure_mask(condition, conditioned, grid)
                 rows.append({"family": family, "mask": name, "asked_area": area} | row)
     report = settings_dict(workload, settings)

@@ -113,7 +113,6 @@ def adapters(
     """Measure what reference adapters add to a sparse step."""
     settings = SpeedSettings(
         model=model,
-        families=_names(families),
         areas=parse_areas(areas),
         size=size,
         repeats=repeats,
@@ -122,7 +121,7 @@ def adapters(
         local_files_only=local_files_only,
     )
     with measurement(output) as on_step:
-        report = import_module("benchmarks.adapters").measure_adapter_speed(settings, on_step)
+        report = import_module("benchmarks.adapters").measure_adapter_speed(settings, _names(families), on_step)
     show_report(report, output, json, "summary")
 
 

@@ -180,7 +180,7 @@ MANY_FIELDS = {
     "EditPlan": 16,
     "BatchSettings": 16,
     "GenerationConfig": 15,
-    "SpeedSettings": 14,
+    "SpeedSettings": 13,
     "EditRequest": 14,
     "Checked": 13,
 }

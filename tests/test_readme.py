@@ -78,3 +78,4 @@ def test_links_lead_somewhere():
 
 def test_it_is_read_in_a_minute():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "benchmarks/LOG.md").read_text(encoding="utf-8").splitlines()) <= 150

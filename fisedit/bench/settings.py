@@ -32,7 +32,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedSettings:
-    """Settings of `bench edit` and `benchmarks.adapters`.
+    """Settings of `bench edit`, and of the studies that time steps and edits.
 
     Args:
         model: The model that `fisedit.models.loader.load` takes; None for SD 1.5's architecture with random weights.
@@ -44,7 +44,6 @@ class SpeedSettings:
         repeats: turns, of which the median and the range count.
         baseline: also time plain diffusers: float32, contiguous, eager.
         compiled: whether the search for the fastest dense run tries torch.compile, which takes minutes.
-        families: reference adapters to time, for `benchmarks.adapters`.
         profile: whether a source and an edit of every mask run once more at the end, with their layers timed.
         device: The device as torch names it; None for the best one.
         dtype: fp32, bf16 or fp16; None for the device's best.
@@ -60,7 +59,6 @@ class SpeedSettings:
     repeats: int = 5
     baseline: bool = True
     compiled: bool = True
-    families: tuple[str, ...] = ("v1", "v3", "v5", "v5b")
     profile: bool = False
     device: str | None = None
     dtype: str | None = None

@@ -1,6 +1,7 @@
 """Measured tables that choose among the fast kernels, and one setting.
 
-The figures come from `benchmarks.kernel_speed` and `triton_speed`. Knows sizes and devices; no kernels.
+The figures come from `benchmarks.triton_speed` and `triton_tuning`: see benchmarks/LOG.md. Knows sizes and devices;
+no kernels.
 """
 
 from __future__ import annotations

@@ -47,4 +47,4 @@ def test_what_is_told(study, tmp_path):
 
 def test_it_is_an_adapters_family():
     with pytest.raises(AdapterError, match=r"family must be one of v1, v2, v3, v5, v5b, full, got 'v6'"):
-        adapter_speed.measure_adapter_speed(SpeedSettings(model="demo", families=("v6",), size=128, device="cpu"))
+        adapter_speed.measure_adapter_speed(SpeedSettings(model="demo", size=128, device="cpu"), ("v6",))

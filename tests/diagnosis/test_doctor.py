@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -89,6 +90,16 @@ def test_a_layer_is_named_where_every_round_says_so(pipelines, monkeypatch):
     found = layer_times.slow_layers(pipe, before, 64, 0)
     assert [delay.layer for delay in found] == [names[3], names[0]] and len(seen) == layer_times.ROUNDS
     assert [round(delay.slowdown, 3) for delay in found] == [3, 2]
+
+
+def test_a_slowed_layer_takes_that_much_longer(pipelines, monkeypatch):
+    monkeypatch.setattr(layer_times, "FEWEST", 1)
+    pipe, layer = pipelines["shallow"], "mid_block.resnets.0.conv1"
+    handle = pipe.unet.get_submodule(layer).register_forward_hook(lambda *_: time.sleep(0.02))
+    try:
+        assert layer_times.layer_seconds(pipe, 64, 0)[layer] >= 0.02
+    finally:
+        handle.remove()
 
 
 def test_measuring_layers_can_be_stopped(pipelines):
