@@ -403,7 +403,7 @@ def test_the_documents_python_runs(site, tmp_path):
     first, second, third = [
         block for block in blocks("python", APP_GUIDE) if "webuiapi" not in block and "OpenAI" not in block
     ]
-    RED.save(tmp_path / "look.png")
+    RED.save(tmp_path / "reference.png")
     code = (first[: first.index("source = ")] + second).replace(APP_ADDRESS, site.url)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
