@@ -1,4 +1,4 @@
-"""Docstrings are plain English, by the check that `make style` runs."""
+"""Docstrings and documents are plain English, by the check that `make style` runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def check():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.check
+
+
+@pytest.fixture(scope="module")
+def check_document(check):
+    return check.__globals__["check_document"]
 
 
 def function(text: str) -> str:
@@ -59,3 +64,39 @@ def test_plain_english_is_left(check, text):
 def test_the_whole_package_is_held_to_it(check):
     files = [path for folder in ("fisedit", "app", "tools") for path in (ROOT / folder).rglob("*.py")]
     assert not [(path.name, fault) for path in files for fault in check(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fault"),
+    [
+        ("# A page\n\n- an item\n", 3, "must begin with a paragraph"),
+        ("# A page\n\n```bash\nls\n```\n", 3, "must begin with a paragraph"),
+        ("# A page\n\n| a | b |\n", 3, "must begin with a paragraph"),
+        (f"# A page\n\nIt is short. {LONG}.\n", 3, "at most 25 words, got 26"),
+        (f"A page.\n\n- one\n- {LONG}\n", 4, "got 27"),
+        (f"A page.\n\n**Bold.** [{LONG}](a.md).\n", 3, "got 26"),
+    ],
+)
+def test_a_fault_of_a_document_is_found(check_document, text, line, fault):
+    ((at, found),) = check_document(text)
+    assert at == line and fault in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A page.\n\n```bash\n{LONG}\n```\n",
+        f"A page.\n\n| {LONG} |\n",
+        f"A page of `{LONG}`.\n",
+        f"# {LONG}\n\nA page.\n",
+        "",
+    ],
+)
+def test_code_tables_and_headings_of_a_document_are_left(check_document, text):
+    assert not list(check_document(text))
+
+
+def test_the_documents_are_held_to_it(check_document):
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "weights/README.md", *(ROOT / "docs").rglob("*.md")]
+    read = {page: page.read_text(encoding="utf-8") for page in pages if page.name != "cli.md"}
+    assert len(read) > 15 and not [(page.name, fault) for page in read for fault in check_document(read[page])]

@@ -1,7 +1,9 @@
-"""`python tools/check_language.py [PATH ...]`: hold docstrings to plain English.
+"""`python tools/check_language.py [PATH ...]`: hold docstrings and documents to plain English.
 
 A docstring begins with a verb or a noun, with no word of `FIRST`. The description of an argument begins with no word of
 `FRAGMENT`. A sentence has at most `WORDS` words. Code, comments and other strings are not read.
+
+A document begins with a paragraph. Its sentences are as short; its code, tables and addresses are not read.
 """
 
 from __future__ import annotations
@@ -18,20 +20,46 @@ if TYPE_CHECKING:
 FIRST = "what where of how whether that why which whose as by with when if in on for from after below while".split()
 FRAGMENT = "of that whose as which".split()
 WORDS = 25
+CODE = "fisedit app benchmarks tools".split()
+DOCUMENTS = "docs README.md SECURITY.md weights/README.md".split()
+MADE = ["cli.md"]
+"""Documents that a program writes from the code."""
 
 _SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields):$")
 _FIELD = re.compile(r"\s{4}(?P<name>[\w*, `.]+): (?P<text>.*)$")
 _ITEM = re.compile(r"\s*(- |\||\d\. |>>>|[\w*, `.]+: )")
+_LISTED = re.compile(r"\s*([-*|] |\||\d+\. )")
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_CODE = re.compile(r"`+[^`]*`+")
 _END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`\"'(\d])")
+_STOP = re.compile(rf"(?<=[.!?])\s+|{_END.pattern}")
 
 
 def main() -> int:
-    """Print every fault of the files and folders that are named, else of all code; return 1 for any."""
-    paths = [Path(name) for name in sys.argv[1:]] or [Path(name) for name in ("fisedit", "app", "benchmarks", "tools")]
-    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-    faults = [f"{file}:{line}: {fault}\n" for file in files for line, fault in check(file.read_text(encoding="utf-8"))]
+    """Print every fault of the files and folders that are named, else of all code and documents; return 1 for any."""
+    names = sys.argv[1:]
+    found = [*files(names or CODE, ".py"), *files(names or DOCUMENTS, ".md")]
+    checks = {".py": check, ".md": check_document}
+    faults = [
+        f"{file}:{line}: {fault}\n"
+        for file in found
+        for line, fault in checks[file.suffix](file.read_text(encoding="utf-8"))
+    ]
     sys.stdout.writelines(faults)
     return bool(faults)
+
+
+def files(names: list[str], suffix: str) -> Iterator[Path]:
+    """Yield the files of one kind, without those that are made.
+
+    Args:
+        names: Files and folders.
+        suffix: The end of a file's name, with its dot.
+    """
+    for path in map(Path, names):
+        for file in sorted(path.rglob(f"*{suffix}")) if path.is_dir() else [path]:
+            if file.suffix == suffix and file.name not in MADE:
+                yield file
 
 
 def check(source: str) -> Iterator[tuple[int, str]]:
@@ -50,6 +78,42 @@ def check(source: str) -> Iterator[tuple[int, str]]:
         for sentence in sentences(text):
             if (length := len(sentence.split())) > WORDS:
                 yield first, f"a sentence must have at most {WORDS} words, got {length}: {sentence.strip()[:60]!r}"
+
+
+def check_document(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the fault of a document's first block and of every sentence that is too long.
+
+    Args:
+        text: Markdown.
+    """
+    prose = [(line, words) for line, words in paragraphs(text) if not words.startswith("#")]
+    if prose and _LISTED.match(prose[0][1]):
+        yield prose[0][0], f"a document must begin with a paragraph, got {prose[0][1][:40]!r}"
+    for line, words in prose:
+        for sentence in _STOP.split(words):
+            if (length := len(sentence.split())) > WORDS:
+                yield line, f"a sentence must have at most {WORDS} words, got {length}: {sentence.strip()[:60]!r}"
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the words of every heading, paragraph, item of a list and, as "|", block that is no prose.
+
+    Args:
+        text: Markdown.
+    """
+    block: list[str] = []
+    code = False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        fence = line.lstrip().startswith("```")
+        code ^= fence
+        apart = code or fence or line.lstrip().startswith(("|", "#", "<", "!", ":::"))
+        if block and (apart or not line.strip() or _LISTED.match(line)):
+            yield number - len(block), _CODE.sub("x", _LINK.sub(r"\1", " ".join(block).replace("**", "")))
+            block = []
+        if (fence and code) or line.lstrip().startswith("|"):
+            yield number, "|"
+        elif not apart and line.strip():
+            block.append(line.strip())
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
