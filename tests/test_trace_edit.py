@@ -21,7 +21,7 @@ def tool():
 
 
 def test_files_functions_and_classes_are_those_that_ran(tool):
-    with tool.Trace() as trace:
+    with tool.CallTrace() as trace:
         assert num_timesteps(SchedulerName.HEUN, 4) == 7
         assert SchedulerName.HEUN.label == "Heun"
     lines = list(tool.report(trace))

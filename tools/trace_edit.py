@@ -46,7 +46,7 @@ WORDS = {
 """Modes that run through the house -> the expression that finds them in a module's text."""
 
 
-class Trace:
+class CallTrace:
     """The calls of functions of `fisedit/` while it is entered.
 
     Attributes:
@@ -88,7 +88,7 @@ def name_of(code: CodeType) -> str:
 _START = f"{PACKAGE}{os.sep}"
 
 
-def traced_edit() -> Trace:
+def traced_edit() -> CallTrace:
     """Generate, edit once to import what an edit needs, and trace a second edit of the same picture."""
     from fisedit import Editor
 
@@ -96,17 +96,17 @@ def traced_edit() -> Trace:
     source = editor.generate(SOURCE, seed=1, num_inference_steps=4, width=256, height=256)
     editor.edit(WARM_UP)
     editor.checkout(source.id)
-    with Trace() as trace:
+    with CallTrace() as trace:
         editor.edit(EDIT)
     return trace
 
 
-def functions(trace: Trace) -> list[CodeType]:
+def functions(trace: CallTrace) -> list[CodeType]:
     """Return the functions and methods that ran, without lambdas, comprehensions and bodies of modules and classes."""
     return [code for code in trace.codes if not code.co_name.startswith("<")]
 
 
-def classes(trace: Trace) -> set[tuple[str, str]]:
+def classes(trace: CallTrace) -> set[tuple[str, str]]:
     """Return the file and the name of every class with a method that ran."""
     named = {(name_of(code), code.co_qualname.rpartition(".")[0]) for code in functions(trace)}
     return {(file, owner) for file, owner in named if owner and not owner.endswith("<locals>")}
@@ -145,7 +145,7 @@ def naming(pattern: str) -> int:
     return sum(re.search(pattern, text) is not None for text in texts)
 
 
-def report(trace: Trace) -> Iterator[str]:
+def report(trace: CallTrace) -> Iterator[str]:
     """Yield the lines that are printed."""
     files = {name_of(code) for code in trace.codes}
     entered, up = functions(trace), upward(trace.edges)
