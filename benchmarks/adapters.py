@@ -27,7 +27,7 @@ from fisedit.costs.macs import unet_macs
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.codec import choose_encoding
 from fisedit.machine.malloc import keep_freed_memory
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import OnStep
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from fisedit.features.codec import AS_RECORDED, CACHE_DTYPES
 from fisedit.machine.device import choose_device
 from fisedit.machine.malloc import keep_freed_memory
 from fisedit.models.loader import load
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from fisedit.bench.edit_case import EditCase, MethodResult
 from fisedit.decoder.decode import decode
 from fisedit.features.cache import FeatureOverlay, recorded_statistics
 from fisedit.masking.masks import otsu
+from fisedit.sampling import denoise
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance
 from fisedit.sparse.row_layout import scatter
@@ -68,7 +69,7 @@ def fisedit_paper(case: EditCase, share: float = PROBES) -> MethodResult:
     trajectory, engine = case.trajectory, case.engine
     probes = max(1, round(share * case.steps))
     text = engine.encode(case.config)
-    path = engine.sample(case.config, text, trajectory, probes)
+    path = denoise.sample(engine, case.config, text, trajectory, probes)
     distances = [
         (new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], trajectory.latents[1:], strict=False)
     ]

@@ -27,7 +27,8 @@ from fisedit.bench.workload import PROMPTS, STEP_DILATION, load_workload, masks_
 from fisedit.editor import Editor
 from fisedit.features.cache import FeatureOverlay
 from fisedit.runners.cuda_graphs import GraphExecutor
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sparse_kernels import ops
 from fisedit.values import LATENT_FACTOR, OnStep
 
@@ -133,7 +134,7 @@ class GraphBenchmark:
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
         self.costs = self.engine.costs(config)
-        self.source = self.engine.run_dense(config, self.engine.encode(config), lambda *_: None)
+        self.source = denoise.run_dense(self.engine, config, self.engine.encode(config), lambda *_: None)
         self.text = self.engine.encode(replace(config, prompt=PROMPTS[1]))
         self.middle = config.num_inference_steps // 2
         self.times = self.engine.sampler(config).timesteps

@@ -21,7 +21,7 @@ from fisedit.bench import metrics
 from fisedit.costs.model import Costs
 from fisedit.editor import Editor
 from fisedit.models.loader import quiet_loaders
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline

@@ -26,7 +26,7 @@ from fisedit.editor import Editor
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.codec import choose_encoding
 from fisedit.machine.malloc import keep_freed_memory
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import OnStep, Quality
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from fisedit.errors import InputError, ModelError
 from fisedit.machine.device import DTYPES, weights_digest
 from fisedit.models.loader import load
 from fisedit.models.vae import is_inpainting
+from fisedit.sampling import denoise
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.storage import files, images
 from fisedit.storage.contact_sheet import make_sheet, overlay
@@ -255,7 +256,7 @@ class _Run:
         everything = LatentEdit(
             config, engine.encode(config), {}, ActiveCells(case.everywhere), (0,) * config.num_timesteps
         )
-        ours = engine.run_sparse(case.trajectory, [everything], lambda *_: None)[0].latents[-1].float()
+        ours = denoise.run_sparse(engine, case.trajectory, [everything], lambda *_: None)[0].latents[-1].float()
         latents: list[torch.Tensor] = []
 
         def keep(_: int, after: torch.Tensor) -> torch.Tensor:

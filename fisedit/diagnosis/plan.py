@@ -16,7 +16,7 @@ from fisedit.errors import InputError
 from fisedit.features.codec import choose_encoding
 from fisedit.features.pages import free_page_bytes
 from fisedit.machine.device import choose_dtype
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from fisedit.machine.hardware import free_bytes
 from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.runners.stepping import Graphs
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory_cache import TrajectoryCache
 from fisedit.sessions.store import SessionStore
 from fisedit.values import (

@@ -24,6 +24,7 @@ from fisedit.machine.device import default_torch_state, weights_digest
 from fisedit.masking.drift_check import DriftDetected
 from fisedit.metadata.image_metadata import file_notes
 from fisedit.models.injection import exclusive
+from fisedit.sampling import denoise, records
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
@@ -145,8 +146,8 @@ class EditPipeline:
         request = requests[0]
         self.renderer.rebuild(request)
         edits = [self.renderer.latent_edit(each, plan) for each in requests]
-        latents = self.state.engine.run_clip(
-            self.renderer.source(request)[0], edits, self.renderer.callback(request), pads
+        latents = denoise.run_clip(
+            self.state.engine, self.renderer.source(request)[0], edits, self.renderer.callback(request), pads
         )
         self.renderer.check_model(request)
         frames = []
@@ -178,7 +179,7 @@ class EditPipeline:
             if len(batch) > 1:
                 self.renderer.rebuild(jobs[batch[0]][0])
                 edits = [self.renderer.latent_edit(*jobs[i]) for i in batch]
-                if self.state.engine.can_batch(self.renderer.source(jobs[batch[0]][0])[0], edits):
+                if denoise.can_batch(self.state.engine, self.renderer.source(jobs[batch[0]][0])[0], edits):
                     yield batch
 
     def pages(self) -> dict[str, list[Callable[[], bytes]]]:
@@ -198,7 +199,7 @@ class EditPipeline:
         made_with = self._made_with() if pages else ""
         for result_id, each in pages.items():
             with suppress(PageError):
-                source = self.state.engine.load(self.state.history.find(result_id).config, each, made_with)
+                source = records.load(self.state.engine, self.state.history.find(result_id).config, each, made_with)
                 self.state.cache.put(result_id, source.trajectory, source.decoder, base=None)
 
     def _made_with(self) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fisedit.costs.model import Costs
     from fisedit.edits.requests import EditRequest
     from fisedit.masking.drift_check import DriftCheck, DriftDetected
-    from fisedit.sampling.denoise import Engine
+    from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import ActiveCells, BoolGrid
 

@@ -26,6 +26,7 @@ from fisedit.masking.localize import shared_tokens
 from fisedit.masking.region import Region
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
 from fisedit.models.weight_changes import check_files
+from fisedit.sampling import denoise
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
@@ -120,12 +121,14 @@ class Renderer:
         (request, plan), callback = jobs[0], self.callback(jobs[0][0])
         source = self.source(request)[0] if request.parent else None
         if source and plan.dilation:
-            return self.state.engine.run_sparse(source, [self.latent_edit(*job) for job in jobs], callback)
+            return denoise.run_sparse(self.state.engine, source, [self.latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None
         blend_source = (plan.mask.cells(request.config.num_timesteps), source) if source else None
         text = plan.prompt.embeddings
         inputs = self._inpaint_inputs(request, plan)
-        return [self.state.engine.run_dense(request.config, text, callback, blend_source, None, plan.start, inputs)]
+        return [
+            denoise.run_dense(self.state.engine, request.config, text, callback, blend_source, None, plan.start, inputs)
+        ]
 
     def _inpaint_inputs(self, request: EditRequest, plan: EditPlan) -> Tensor | None:
         """Return what an inpainting UNet reads after latents: all masked in a source, the edit's mask in its parent."""
@@ -189,9 +192,11 @@ class Renderer:
             inputs = inpaint_inputs(pipe.vae, canvas, is_masked) if is_inpainting(pipe.unet) else None
             if config.inversion is Inversion.DDPM:
                 path = noise_latents(pipe, config, clean)
-                trajectory = self.state.engine.run_dense(config, text, callback, path=path, inpaint_inputs=inputs)
+                trajectory = denoise.run_dense(
+                    self.state.engine, config, text, callback, path=path, inpaint_inputs=inputs
+                )
             else:
-                trajectory = self.state.engine.invert(config, text, clean, callback, inputs)
+                trajectory = denoise.invert(self.state.engine, config, text, clean, callback, inputs)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return RenderOutput(trajectory, canvas, canvas, decode(pipe.vae, clean)[1], clean)
 
@@ -201,7 +206,9 @@ class Renderer:
         prompt, config = self.encode(request), request.config
         with request.stopwatch.stage("denoise"):
             source, steps = self.source(request)[0], config.num_timesteps
-            latents = self.state.engine.sample(config, prompt.embeddings, source, steps, self.callback(request))[-1]
+            latents = denoise.sample(
+                self.state.engine, config, prompt.embeddings, source, steps, self.callback(request)
+            )[-1]
         self.check_model(request)
         with request.stopwatch.stage("decode"), torch.inference_mode():
             return decode(self.state.engine.pipe.vae, latents)[0]

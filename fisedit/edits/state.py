@@ -12,7 +12,7 @@ from fisedit.errors import ModelError, SessionError
 from fisedit.history import History
 from fisedit.machine.device import device_and_dtype
 from fisedit.models.weight_changes import count_changes
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline

@@ -25,6 +25,7 @@ from fisedit.models.injection import exclusive
 from fisedit.prompts.text_diff import words as split
 from fisedit.prompts.whole_picture import object_words
 from fisedit.prompts.word_classes import TaggedPrompt
+from fisedit.sampling import denoise
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from fisedit.features.cache import CachedFeatures
     from fisedit.masking.segments import SegmentTree
-    from fisedit.sampling.denoise import Engine
+    from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import GenerationConfig
 
@@ -213,7 +214,7 @@ def _object_mask(
     steps = _recorded_steps(engine, source, config)
     insertion_steps = steps
     if evaluations:
-        insertion_steps = [engine.record_probe_step(config, text[0], source, evaluations - 1)]
+        insertion_steps = [denoise.record_probe_step(engine, config, text[0], source, evaluations - 1)]
     elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
         insertion_steps = source.features[:1]
     with exclusive(engine.pipe.tokenizer):
@@ -232,7 +233,7 @@ def _latent_difference(
     engine: Engine, source: Trajectory, config: GenerationConfig, text: Tensor, steps: int
 ) -> Heatmap:
     """Mean absolute difference of latents between dense steps on the new prompt and the source's: floats [h, w]."""
-    path = engine.sample(config, text, source, steps)
+    path = denoise.sample(engine, config, text, source, steps)
     differences = [(new - old).float().abs().mean(1)[0] for new, old in zip(path[1:], source.latents[1:], strict=False)]
     total: Heatmap = torch.stack(differences).sum(0).cpu().numpy()
     return total

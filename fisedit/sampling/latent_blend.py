@@ -5,10 +5,8 @@ Knows latents and cells; neither the UNet nor schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -23,17 +21,17 @@ class LatentBlend:
     """Latents before a step, of which those outside the cells that an edit changes are its source's.
 
     Args:
-        cells: The active cells of one edit, or of several that share a batch.
+        cells: The active cells of the edit.
         source: the trajectory that is edited.
         config: The config of the edit. Where its seed is another, cells begin with its own noise over the finished
             source.
         start: index of the first step.
     """
 
-    def __init__(self, cells: Sequence[ActiveCells], source: Trajectory, config: GenerationConfig, start: int) -> None:
+    def __init__(self, cells: ActiveCells, source: Trajectory, config: GenerationConfig, start: int) -> None:
         self._cells, self._source, self._start = cells, source, start
         self._own_noise, self._seed = config.seed != source.config.seed, config.seed
-        self._tensors: dict[tuple[int, ...], Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}
 
     def noises(self) -> list[Tensor]:
         """The noise of every step that inversion of the source found, replaced by own noise inside the cells."""
@@ -46,7 +44,7 @@ class LatentBlend:
         return found
 
     def first(self, sampler: Sampler) -> Tensor:
-        """Latents before the first step [1, 4, h, w], or one for each of a batch."""
+        """Latents before the first step [1, 4, h, w]."""
         return self._with_noise(self._start, self._source.latents[self._start], sampler)
 
     def __call__(self, i: int, latents: Tensor, sampler: Sampler) -> Tensor:
@@ -54,7 +52,7 @@ class LatentBlend:
 
         Args:
             i: index of the step.
-            latents: [E, 4, h, w] as the step before made them.
+            latents: [1, 4, h, w] as the step before made them.
             sampler: The sampler whose noise is the edit's.
         """
         return self._with_noise(i, torch.where(self._inside(i - 1), latents, self._source.latents[i]), sampler)
@@ -63,17 +61,17 @@ class LatentBlend:
         """Latents in which the cells that join at step i begin with noise of their own, if the edit has some."""
         if not self._own_noise or i == len(self._source.predictions):
             return latents
-        grids = [cells.joining(i, self._start) for cells in self._cells]
-        if not any(grid.any() for grid in grids):
+        joining = self._cells.joining(i, self._start)
+        if not joining.any():
             return latents
-        return torch.where(self._to_tensor(grids), sampler.noised(self._source.latents[-1], i), latents)
+        return torch.where(self._to_tensor(joining), sampler.noised(self._source.latents[-1], i), latents)
 
     def _inside(self, i: int) -> Tensor:
-        """The cells that are inside at step i: booleans [E, 1, h, w]."""
-        key = tuple(cells.stage(i) for cells in self._cells)
+        """The cells that are inside at step i: booleans [1, 1, h, w]."""
+        key = self._cells.stage(i)
         if key not in self._tensors:
-            self._tensors[key] = self._to_tensor([cells.at(i) for cells in self._cells])
+            self._tensors[key] = self._to_tensor(self._cells.at(i))
         return self._tensors[key]
 
-    def _to_tensor(self, grids: Sequence[BoolGrid]) -> Tensor:
-        return torch.from_numpy(np.stack(grids)[:, None]).to(self._source.latents[0].device)
+    def _to_tensor(self, grid: BoolGrid) -> Tensor:
+        return torch.from_numpy(grid[None, None].copy()).to(self._source.latents[0].device)

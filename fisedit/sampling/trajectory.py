@@ -64,16 +64,17 @@ class Trajectory:
         own_features = (*self.features[self.start :], *self.feature_deltas)
         return sum(step.own_bytes for step in own_features) + sum(t.nbytes for t in tensors)
 
-    def append(self, prediction: Tensor, features: CachedFeatures, latents: Tensor) -> None:
+    def append(self, prediction: Tensor, features: CachedFeatures | None, latents: Tensor) -> None:
         """Add a step.
 
         Args:
             prediction: guided, [1, 4, h, w].
-            features: what the step recorded.
+            features: what the step recorded, or None.
             latents: [1, 4, h, w] after it.
         """
         self.predictions.append(prediction)
-        self.features.append(features)
+        if features is not None:
+            self.features.append(features)
         self.latents.append(latents)
 
     def unconditional_for(self, config: GenerationConfig) -> tuple[Tensor, Tensor] | None:

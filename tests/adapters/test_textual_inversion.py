@@ -17,7 +17,7 @@ from fisedit.metadata import provenance
 from fisedit.prompts.chunks import split_chunks
 from fisedit.prompts.text_diff import words
 from fisedit.prompts.weighting import parse
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from tests.support.edits import config_of
 from tests.support.pipelines import build_pipeline
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sparse_kernels import prepacked, tuning
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, as_oracle, cells, config_of, latents, record, replay, trajectory

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fisedit import Editor
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import MaskSource
 from tests.support.edits import (

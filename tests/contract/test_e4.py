@@ -11,7 +11,7 @@ from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.resnet import ResnetBlock2D
 
 from fisedit.features.cache import FeatureOverlay
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import make_row_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse.executor import apply_guidance
 from fisedit.values import DENSE_STEP
@@ -53,8 +53,8 @@ def recorded_afresh(engine, edit):
     with torch.inference_mode():
         text = engine.encode(edit.config)
         for i, (x, t) in enumerate(zip(edit.latents, sampler.timesteps, strict=False)):
-            scaled, timestep_cond = engine._inputs(sampler, edit.config, x, i, None)
+            scaled, timestep_cond = engine.inputs(sampler, edit.config, x, i, None)
             raw, maps = engine.executor.run_dense(scaled, t, text, copy.text_keys, timestep_cond=timestep_cond)
-            copy.predictions.append(apply_guidance(raw, engine._guidance(edit.config)))
+            copy.predictions.append(apply_guidance(raw, engine.guidance(edit.config)))
             copy.features.append(maps)
     return copy

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.values import DENSE_STEP, ActiveCells
 from tests.support import oracle
 from tests.support.edits import (
@@ -32,7 +33,7 @@ def test_a_pinned_recording_is_the_dense_blended_edit(pipelines):
     source = record(engine, config)
     with torch.inference_mode():
         edit = config_of(DOG)
-        got = engine.run_dense(edit, engine.encode(edit), unwatched, (ActiveCells(grid), source))
+        got = denoise.run_dense(engine, edit, engine.encode(edit), unwatched, (ActiveCells(grid), source))
     expected = oracle.dense_blended(pipe, as_oracle(config), DOG, torch.from_numpy(grid)).latents
     assert oracle.deviation(latents(got), expected) <= FP32
     check_pinned(got, source, grid)

@@ -14,7 +14,7 @@ from fisedit.decoder.decode import decode, decode_sparse
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.features.cache import FeatureOverlay
 from fisedit.models import random_init
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan

@@ -12,7 +12,7 @@ import torch
 from fisedit import Editor
 from fisedit.costs import store as cost_store
 from fisedit.costs.table import CostTable, Curve, Measurements, fit, from_dict
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import DENSE_STEP, make_generation_config
 from tests.support.edits import CAT, DOG
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 from fisedit import Editor, Region
 from fisedit.errors import InputError, MaskError
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import ActiveCells
@@ -52,7 +53,7 @@ def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
     changed, steps = replace(config, prompt="", seed=config.seed + 1), config.num_timesteps
     with torch.inference_mode():
         edit = LatentEdit(changed, engine.encode(changed), {}, ActiveCells(grid), (growth,) * steps, erases=True)
-        (got,) = engine.run_sparse(source, [edit], unwatched)
+        (got,) = denoise.run_sparse(engine, source, [edit], unwatched)
     maps: list[oracle.Maps] = [{} for _ in range(steps)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         before = oracle.dense_generate(pipe, as_oracle(config)).latents
@@ -76,7 +77,7 @@ def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
     assert oracle.deviation(latents(got), run.latents) <= FP32
     plain = LatentEdit(changed, edit.text, {}, ActiveCells(grid), (growth,) * steps)
     with torch.inference_mode():
-        (without,) = engine.run_sparse(source, [plain], unwatched)
+        (without,) = denoise.run_sparse(engine, source, [plain], unwatched)
     assert oracle.deviation(latents(without), run.latents) > 10 * FP32
 
 

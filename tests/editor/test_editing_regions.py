@@ -13,7 +13,8 @@ from PIL import Image
 
 from fisedit import Editor, Region
 from fisedit.errors import InputError, MaskError, PromptError
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import ActiveCells
@@ -77,7 +78,7 @@ def test_every_row_attends_to_the_text_of_its_region(pipelines, growth):
         regional = list(zip((LEFT, RIGHT), texts[1:], strict=True))
         changed = replace(config, prompt=DOG)
         edit = LatentEdit(changed, texts[0], {}, ActiveCells(grid), (growth,) * steps, regional=regional)
-        (got,) = engine.run_sparse(source, [edit], unwatched)
+        (got,) = denoise.run_sparse(engine, source, [edit], unwatched)
     maps: list[oracle.Maps] = [{} for _ in range(steps)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         before = oracle.dense_generate(pipe, as_oracle(config)).latents

@@ -12,7 +12,8 @@ import torch
 from fisedit import Editor
 from fisedit.costs.macs import decoder_macs, text_macs
 from fisedit.decoder.tiles import box_areas, frame_areas
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.values import DENSE_STEP, ActiveCells, EditStats, MaskSource
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
@@ -44,7 +45,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
     source = record(engine, replace(config, prompt=CAT, negative_prompt=""))
     with torch.inference_mode():
         text = engine.encode(config)
-    torchs = counted(lambda: engine.run_dense(config, text, unwatched, (ActiveCells(SQUARE), source)))
+    torchs = counted(lambda: denoise.run_dense(engine, config, text, unwatched, (ActiveCells(SQUARE), source)))
     costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
     steps = 3 * costs.sparse_step(SQUARE, DENSE_STEP) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)

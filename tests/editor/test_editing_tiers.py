@@ -13,6 +13,7 @@ from PIL import Image
 
 from fisedit import Editor
 from fisedit.features.cache import PagedMaps
+from fisedit.sampling import records
 from fisedit.sessions import store as session_store
 from tests.support.edit_trees import QUICK, SQUARE, last_edit, same_pictures, session
 from tests.support.edits import BIRD, CAT, DOG, Calls
@@ -284,7 +285,7 @@ def test_a_session_is_saved_without_features_that_cannot_be(model, tmp_path, pag
     editor.edit(DOG, mask=SQUARE, growth=1)
     written(editor)
     if why == "damaged":
-        monkeypatch.setattr(editor._engine, "_remake", None)
+        monkeypatch.setattr(records, "remake_step", None)
         for path in files(pages):
             flip(path)
         for entry in editor._trajectory_cache.tiers._entries.values():

@@ -14,6 +14,7 @@ from PIL import Image, ImageCms
 from fisedit import Editor
 from fisedit.errors import InputError, MaskError, PromptError, SessionError
 from fisedit.models.vae import encode
+from fisedit.sampling import denoise
 from fisedit.storage import images
 from fisedit.storage.canvas import to_canvas, to_editable, to_srgb
 from fisedit.values import LATENT_FACTOR, ActiveCells, EditKind, MaskSource
@@ -75,7 +76,9 @@ class TestInversion:
         )
         assert seen == [(i, STEPS) for i in range(STEPS)]
         told, engine = trajectory(editor, source), editor._engine
-        again = engine.run_dense(source.config, engine.encode(source.config), unwatched, (ActiveCells(NOWHERE), told))
+        again = denoise.run_dense(
+            engine, source.config, engine.encode(source.config), unwatched, (ActiveCells(NOWHERE), told)
+        )
         assert torch.equal(latents(again), latents(told)) and len(told.features) == STEPS
         for ours, theirs in zip(again.features, told.features, strict=True):
             assert ours.maps.keys() == theirs.maps.keys() and ours.statistics.keys() == theirs.statistics.keys()

@@ -11,7 +11,7 @@ from fisedit.features.codec import CACHE_DTYPES, FeatureEncoding
 from fisedit.features.record_size import RecordSize
 from fisedit.features.sites import unet_sites
 from fisedit.models import random_init
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import mask_queries
 from tests.support.edits import config_of, record
 from tests.support.graph_steps import Case

@@ -11,7 +11,8 @@ from fisedit.errors import InputError, MaskError
 from fisedit.masking import masks
 from fisedit.masking.localize import shared_tokens
 from fisedit.masking.mask_options import METHODS
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
 from fisedit.values import DENSE_STEP, ActiveCells, MaskSource
@@ -178,7 +179,7 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(shipped):
     with torch.inference_mode():
         text = engine.encode(result.config)
         edit = LatentEdit(result.config, text, {}, ActiveCells(grid), (1,) * 6, injection=kept)
-        (again,) = engine.run_sparse(trajectory, [edit], lambda *_: None)
+        (again,) = denoise.run_sparse(engine, trajectory, [edit], lambda *_: None)
     assert kept.steps == 2
     for ours, theirs in zip(again.latents, trajectory.latents, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4 if ours.dtype == torch.float32 else 0.1)

@@ -16,7 +16,7 @@ from fisedit.costs.spans import recorded_spans
 from fisedit.errors import UnsupportedModuleError
 from fisedit.models.injection import Injection, injected
 from fisedit.models.layer_changes import check_layers
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from tests.support.pipelines import build_pipeline
 

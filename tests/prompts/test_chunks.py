@@ -11,7 +11,7 @@ from fisedit import Editor
 from fisedit.prompts.chunks import MAX_CHUNKS, split_chunks
 from fisedit.prompts.text_diff import words
 from fisedit.prompts.weighting import parse
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import EditKind
 from tests.support import oracle
 from tests.support.edits import FP32, config_of, latents, record, replay

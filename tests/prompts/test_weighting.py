@@ -17,7 +17,7 @@ from fisedit.prompts.chunks import split_chunks
 from fisedit.prompts.embeddings import embeddings
 from fisedit.prompts.text_diff import words
 from fisedit.prompts.weighting import MAX_WEIGHT, clamped_notes, parse
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.values import EditKind, MaskSource
 from tests.support.edits import CAT, Calls, config_of, pixels_outside
 from tests.support.pipelines import build_pipeline

@@ -21,7 +21,8 @@ from fisedit.runners.captured_decode import CapturedDecoder
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.runners.graph_capture import EagerGraph
 from fisedit.runners.stepping import Graphs
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
 from fisedit.values import ActiveCells
@@ -86,7 +87,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
         told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), steps)
-        (trajectory,) = engine.run_sparse(source, [told], lambda *_: setattr(watched, "on", True))
+        (trajectory,) = denoise.run_sparse(engine, source, [told], lambda *_: setattr(watched, "on", True))
     assert trajectory.captured == 4 and len(trajectory.latents) == 5 and not watched.on
     assert watched.count > 400 and watched.seen == []
 

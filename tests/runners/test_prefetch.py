@@ -21,7 +21,8 @@ from fisedit.models.loader import load
 from fisedit.runners import prefetch
 from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.runners.prefetch import Prefetcher
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.buckets import choose_bucket
@@ -242,7 +243,7 @@ def test_what_a_byte_a_number_costs_on_the_demo_model():
     """A recorded source of the shipped model; the error of a step's prediction beside the edit that it makes."""
     config = GenerationConfig("a cat and a cake on a beach", 7, "", 4, 4.0, 256, 256, SchedulerName.DDIM)
     engine = Engine(load("demo", dtype=torch.float32))
-    executor, source = engine.executor, engine.run_dense(config, engine.encode(config), lambda *_: None)
+    executor, source = engine.executor, denoise.run_dense(engine, config, engine.encode(config), lambda *_: None)
     plan = make_row_plan(grids(*source.latents[0].shape[-2:])["blobs"], executor.num_levels)
     text = engine.encode(replace(config, prompt="a dog and a cake on a beach"))
     changed = torch.from_numpy(grids(*source.latents[0].shape[-2:])["blobs"])

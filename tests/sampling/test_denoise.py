@@ -16,7 +16,8 @@ from PIL import Image
 
 from fisedit import Editor
 from fisedit.errors import InputError, SessionError
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import DENSE_STEP, ActiveCells, EditMask, MaskSource, first_step
@@ -87,12 +88,12 @@ def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_sourc
     brushed = replace(edit, loras=(("brush", 1.0),))
     with torch.inference_mode():
         text, its = engine.encode(edit), engine.encode(other)
-        (over,) = engine.run_sparse(
-            source, [LatentEdit(brushed, text, {}, ActiveCells(grid), (1,) * 4)], unwatched
+        (over,) = denoise.run_sparse(
+            engine, source, [LatentEdit(brushed, text, {}, ActiveCells(grid), (1,) * 4)], unwatched
         )  # its first step is half another's
 
     def dense(config, text, trajectory, start=0):
-        return engine.run_dense(config, text, unwatched, (ActiveCells(grid), trajectory), start=start)
+        return denoise.run_dense(engine, config, text, unwatched, (ActiveCells(grid), trajectory), start=start)
 
     assert first_batches(engine, lambda: dense(edit, text, source)) == (1, 2)
     for given in ((edit, text, source, 1), (other, its, source), (brushed, text, source), (brushed, text, over)):
@@ -152,7 +153,9 @@ def test_an_edit_with_a_seed_of_its_own_begins_with_its_noise_inside_the_mask(pi
     assert not torch.equal(edit.latents[0], source.latents[0]) and torch.equal(later.latents[0], edit.latents[0])
     changed = replace(config, prompt=DOG, seed=seed)
     with torch.inference_mode():
-        dense = engine.run_dense(changed, engine.encode(changed), unwatched, (ActiveCells(np.ones_like(blobs)), source))
+        dense = denoise.run_dense(
+            engine, changed, engine.encode(changed), unwatched, (ActiveCells(np.ones_like(blobs)), source)
+        )
     alone = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(changed))
     assert oracle.deviation(latents(dense), alone.latents) <= FP32
 
@@ -179,9 +182,11 @@ def test_a_seed_and_a_strength_are_image_to_image_of_diffusers(pipelines, schedu
     ).images
     with torch.inference_mode():
         text, everywhere = engine.encode(edit), np.ones((16, 16), bool)
-        dense = engine.run_dense(edit, text, unwatched, (ActiveCells(everywhere), source), start=start)
+        dense = denoise.run_dense(engine, edit, text, unwatched, (ActiveCells(everywhere), source), start=start)
         half = np.arange(16) < np.full((16, 1), 8)
-        (part,) = engine.run_sparse(source, [LatentEdit(edit, text, {}, ActiveCells(half), (1,) * 8, start)], unwatched)
+        (part,) = denoise.run_sparse(
+            engine, source, [LatentEdit(edit, text, {}, ActiveCells(half), (1,) * 8, start)], unwatched
+        )
     assert oracle.deviation(dense.latents[-1], expected) <= FP32
     for got, kept in zip(part.latents[start:], source.latents[start:], strict=True):
         assert torch.equal(got[..., 8:], kept[..., 8:]) and not torch.equal(got[..., :8], kept[..., :8])
@@ -204,7 +209,7 @@ def test_a_dense_edit_is_a_pipeline_whose_prompt_changes(pipelines, scheduler, s
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        got = engine.run_dense(edit, engine.encode(edit), unwatched, (ActiveCells(BLOBS), source), start=start)
+        got = denoise.run_dense(engine, edit, engine.encode(edit), unwatched, (ActiveCells(BLOBS), source), start=start)
     expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, BLOBS)
     assert oracle.deviation(latents(got), expected) <= 1e-4
     assert torch.equal(latents(got)[: start + 1], latents(source)[: start + 1])
@@ -220,7 +225,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
         told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), (0,) * STEPS, start)
-        (got,) = engine.run_sparse(source, [told], unwatched)
+        (got,) = denoise.run_sparse(engine, source, [told], unwatched)
     maps = [{} for _ in range(STEPS)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         oracle.dense_generate(pipe, as_oracle(config))
@@ -361,3 +366,16 @@ def test_a_dense_edit_of_an_opened_picture_begins_at_its_latents(editor):
     result = editor.edit("a cat and a cake at night")
     first, theirs = (editor._trajectory_cache.get(r.id)[0].latents[0] for r in (result, source))
     assert result.stats.fallback.startswith("global edit") and torch.equal(first, theirs)
+
+
+@each_scheduler
+def test_frames_meet_the_noise_of_their_source(pipelines, scheduler):
+    """Frames that read the same are the edit alone; a batch would draw every frame noise of its own."""
+    engine, config = Engine(pipelines["shallow"]), config_of(scheduler=scheduler, num_inference_steps=4)
+    source, edit = record(engine, config), replace(config, prompt=DOG)
+    with torch.inference_mode():
+        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), (1,) * 4)
+        (alone,) = denoise.run_sparse(engine, source, [told], unwatched)
+        frames = denoise.run_clip(engine, source, [told, told], unwatched)
+    for frame in frames:
+        assert oracle.deviation(frame, alone.latents[-1]) <= FP32

@@ -13,6 +13,7 @@ from diffusers.pipelines.ledits_pp.pipeline_leditspp_stable_diffusion import com
 from fisedit import Cancelled, Editor
 from fisedit.errors import InputError
 from fisedit.models.vae import encode
+from fisedit.sampling import denoise
 from fisedit.values import ActiveCells
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, Calls, latents, trajectory, unwatched
@@ -68,7 +69,7 @@ def test_the_sampler_finds_its_way_back(pipelines, shape, steps):
     engine = editor._engine
     with torch.inference_mode():
         text = engine.encode(source.config)
-        again = engine.run_dense(source.config, text, unwatched, (ActiveCells(EVERYWHERE), told))
+        again = denoise.run_dense(engine, source.config, text, unwatched, (ActiveCells(EVERYWHERE), told))
     assert torch.equal(latents(again), latents(told))
     with torch.no_grad():
         clean = encode(editor.pipe.vae, scene())
@@ -81,7 +82,9 @@ def test_without_the_maps_it_does_not(editor):
     engine = editor._engine
     with torch.inference_mode():
         text = engine.encode(source.config)
-        again = engine.run_dense(source.config, text, unwatched, (ActiveCells(EVERYWHERE), replace(told, noises=[])))
+        again = denoise.run_dense(
+            engine, source.config, text, unwatched, (ActiveCells(EVERYWHERE), replace(told, noises=[]))
+        )
     assert oracle.deviation(latents(again), latents(told)) > 0.1
 
 
@@ -169,7 +172,7 @@ def test_masks_from_latents_sample_with_the_same_noise(editor):
     source, told = open_scene(editor)
     engine = editor._engine
     with torch.inference_mode():
-        path = engine.sample(source.config, engine.encode(source.config), told, STEPS)
+        path = denoise.sample(engine, source.config, engine.encode(source.config), told, STEPS)
     assert oracle.deviation(torch.cat(path), latents(told)) <= 1e-4
     assert editor.preview(DOG, mask_method="latents", probe_steps=2).mask.grid.any()
 

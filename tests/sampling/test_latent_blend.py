@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from fisedit import Editor, Region
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.values import DENSE_STEP, ActiveCells, entry_steps
 from tests.support import oracle
 from tests.support.edits import (
@@ -64,7 +65,7 @@ def test_a_dense_run_is_differential_diffusion(pipelines, scheduler, levels):
     source, cells, edit = record(engine, config), changing(levels), replace(config, prompt=DOG)
     start = next(i for i in range(STEPS) if may_change(levels, i).any())
     with torch.inference_mode():
-        got = engine.run_dense(edit, engine.encode(edit), unwatched, (cells, source), start=cells.start)
+        got = denoise.run_dense(engine, edit, engine.encode(edit), unwatched, (cells, source), start=cells.start)
     expected = midway(with_scheduler(pipe, scheduler), as_oracle(config), DOG, start, lambda i: may_change(levels, i))
     assert oracle.deviation(latents(got), expected) <= FP32
     assert (cells.start, start) == ((1, 1) if levels is RAMP else (0, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.prompt_encoding import encode_prompts
 from tests.support.edits import config_of
 from tests.support.pipelines import build_pipeline

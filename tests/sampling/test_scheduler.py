@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fisedit.errors import InputError
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.scheduler import Sampler
 from fisedit.values import SchedulerName
 from tests.support import oracle

@@ -10,7 +10,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from fisedit.sampling.denoise import Engine
+from fisedit.sampling import denoise
+from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import DENSE_STEP, LATENT_FACTOR, ActiveCells, make_generation_config
@@ -70,7 +71,7 @@ def cells(size: tuple[int, int]) -> tuple[int, int]:
 
 def record(engine: Engine, config: GenerationConfig) -> Trajectory:
     with torch.inference_mode():
-        return engine.run_dense(config, engine.encode(config), unwatched)
+        return denoise.run_dense(engine, config, engine.encode(config), unwatched)
 
 
 def replay(
@@ -86,7 +87,7 @@ def replay(
     config = replace(source.config, prompt=prompt, seed=source.config.seed if seed is None else seed)
     with torch.inference_mode():
         edit = LatentEdit(config, engine.encode(config), {}, changed, growth, changed.start)
-        return engine.run_sparse(source, [edit], unwatched)[0]
+        return denoise.run_sparse(engine, source, [edit], unwatched)[0]
 
 
 def latents(trajectory: Trajectory) -> torch.Tensor:

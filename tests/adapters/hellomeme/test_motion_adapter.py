@@ -22,6 +22,7 @@ from fisedit.adapters.insertion_points import inject_maps, record_maps
 from fisedit.adapters.loading import load_picture_adapter
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.features.cache import FeatureOverlay, RepeatedFeatures
+from fisedit.sampling import denoise
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
@@ -174,7 +175,7 @@ def test_a_clip_of_everything_is_the_pipelines(pipe, tmp_path):
     assert plan.dilation and not plan.fallback
     edits = [pipeline.renderer.latent_edit(each, plan) for each in requests]
     trajectory = editor._trajectory_cache.get(source.id)[0]
-    found = torch.cat(editor._engine.run_clip(trajectory, edits, lambda *_: None))
+    found = torch.cat(denoise.run_clip(editor._engine, trajectory, edits, lambda *_: None))
     parts = {name: part for name, part in pipe.components.items() if name != "safety_checker"}
     animated = AnimateDiffPipeline(**parts, motion_adapter=adapter)
     animated.set_progress_bar_config(disable=True)

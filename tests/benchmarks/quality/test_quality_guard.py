@@ -19,6 +19,7 @@ from fisedit.bench.edit_case import EditCase, MethodResult, make_case
 from fisedit.errors import Cancelled
 from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.models.loader import load
+from fisedit.sampling import denoise
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.values import ActiveCells, EditMask, MaskSource
 from tests.support.grids import grids
@@ -100,7 +101,7 @@ def drifts(case: EditCase, grid: BoolGrid) -> DriftDetected | None:
             raise Cancelled("the check passed")
 
     try:
-        engine.run_sparse(case.trajectory, [edit], stop)
+        denoise.run_sparse(engine, case.trajectory, [edit], stop)
     except DriftDetected as drift:
         return drift
     except Cancelled:

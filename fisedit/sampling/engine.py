@@ -17,8 +17,10 @@ from fisedit.features.codec import AS_RECORDED, FeatureEncoding
 from fisedit.features.record_size import RecordSize
 from fisedit.features.sites import LayerSite, Role, decoder_sites, loras
 from fisedit.features.tiers import FeatureTiers
+from fisedit.machine.stopwatch import StepWork
 from fisedit.models.layer_changes import check_layers
 from fisedit.runners.stepping import Graphs
+from fisedit.sampling.edit_plans import row_plan
 from fisedit.sampling.linear_scheduler import Coefficients, LinearSampler, coefficients
 from fisedit.sampling.prompt_encoding import PromptEncoder
 from fisedit.sampling.scheduler import Sampler, mask_steps
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
     from fisedit.costs.table import CostTable
+    from fisedit.values import BoolGrid
 
 
-class EngineBase:
+class Engine:
     """A pipeline and its executor, for one editor: references, cost table and coefficients stay from call to call.
 
     Editors beside one another have one each, and share graphs and tiers.
@@ -69,7 +72,7 @@ class EngineBase:
         self.table: CostTable | None = None
 
     @property
-    def _read_sites(self) -> dict[str, LayerSite]:
+    def read_sites(self) -> dict[str, LayerSite]:
         """The sites whose maps sparse steps read, by name."""
         return {site.name: site for site in self.executor.sites if site.role is not Role.QUERY}
 
@@ -198,9 +201,21 @@ class EngineBase:
         """Text embeddings; see `PromptEncoder.encode`."""
         return self._encoder.encode(config, guided=self.guided(config))
 
-    def _inputs(
+    def inputs(
         self, sampler: Sampler, config: GenerationConfig, latents: Tensor, step: int, inpaint_inputs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        """The inputs of the UNet at a step, branch by branch, and the guidance of distilled models.
+
+        Args:
+            sampler: The run of the scheduler, which scales latents.
+            config: The config of the pictures.
+            latents: [E, 4, h, w] before the step.
+            step: its index.
+            inpaint_inputs: [E, 5, h, w] of an inpainting UNet, or None.
+
+        Returns:
+            Latents [B * E, C, h, w], and [1, C] for distilled models or None.
+        """
         x = sampler.scaled(torch.cat([latents] * self.batch(config)), step)
         if inpaint_inputs is not None:
             x = torch.cat([x, torch.cat([inpaint_inputs] * self.batch(config))], 1)
@@ -210,6 +225,30 @@ class EngineBase:
         scale = torch.tensor([config.guidance_scale - 1])
         return x, self.pipe.get_guidance_scale_embedding(scale, embedding_dim=width).to(x)
 
-    def _guidance(self, config: GenerationConfig) -> float | None:
+    def guidance(self, config: GenerationConfig) -> float | None:
         """The scale of classifier-free guidance, None where one branch runs."""
         return config.guidance_scale if self.guided(config) else None
+
+    def unconditional(self, source: Trajectory, config: GenerationConfig, text: Tensor, step: int) -> Tensor | None:
+        """The source's unconditional prediction of a step, if it is valid for an edit; that of step 0 alone is.
+
+        Args:
+            source: the trajectory to edit.
+            config: The config of the edit.
+            text: embeddings [B, T, D] of the edit.
+            step: index of the step, 0 to N - 1.
+
+        Returns:
+            [1, 4, h, w], or None.
+        """
+        recorded = source.unconditional_for(config) if step == 0 else None
+        return recorded[1] if recorded is not None and torch.equal(recorded[0], text[:1]) else None
+
+    def dense_work(self, config: GenerationConfig) -> StepWork:
+        """The work of a dense step."""
+        sizes = self.sizes(config)
+        return StepWork(sizes, sizes, self.batch(config))
+
+    def row_plan(self, grid: BoolGrid, dilation: int, extra_cells: BoolGrid | None = None) -> SparsePlan:
+        """The plan that computes a dilated mask; see `edit_plans.row_plan`."""
+        return row_plan(self.executor, grid, dilation, extra_cells)
