@@ -6,8 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fisedit.costs.model import interleaved_dense_steps, two_phase_dilation
-from fisedit.values import Quality
+from fisedit.costs.model import DENSE_STEP_SHARE, interleaved_dense_steps, two_phase_dilation
+from fisedit.values import Quality, as_growth
+
+
+def _interleaved(steps: int, share: float = DENSE_STEP_SHARE) -> tuple[int, ...]:
+    """Return `interleaved_dense_steps` as growth."""
+    return as_growth(interleaved_dense_steps(steps, share=share))
+
 
 FAST, BALANCED = "2, then 1 from 1/2", "3, then 2 from 1/2"
 CLOSE = "1, a fifth of the steps dense"
@@ -23,9 +29,9 @@ SCHEDULES: dict[str, Callable[[int], tuple[int, ...] | None]] = {
     FAST: partial(two_phase_dilation, 2, 1),
     BALANCED: partial(two_phase_dilation, 3, 2),
     "5": partial(two_phase_dilation, 5, 5),
-    "1, 2 of 25 steps dense": partial(interleaved_dense_steps, share=2 / 25),
-    CLOSE: interleaved_dense_steps,
-    "1, 7 of 25 steps dense": partial(interleaved_dense_steps, share=7 / 25),
+    "1, 2 of 25 steps dense": partial(_interleaved, share=2 / 25),
+    CLOSE: _interleaved,
+    "1, 7 of 25 steps dense": partial(_interleaved, share=7 / 25),
 }
 """Name -> from a number of steps to the dilation of every step, in latent cells; None for the planner's choice."""
 
@@ -35,7 +41,7 @@ QUALITIES = {FAST: Quality.FAST, BALANCED: Quality.BALANCED, CLOSE: Quality.CLOS
 SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {
     FAST: partial(two_phase_dilation, 2, 1),
     BALANCED: partial(two_phase_dilation, 3, 2),
-    CLOSE: interleaved_dense_steps,
+    CLOSE: _interleaved,
 }
 """The schedules that Stable Diffusion runs by quality: fast, balanced and close. A model so small that calls take most
 of its time runs the last one whichever is asked for."""

@@ -36,5 +36,5 @@ def test_an_edge_goes_upward_where_the_callee_lies_above_the_caller(tool):
 
 
 def test_a_word_is_found_as_a_word(tool):
-    assert 0 < tool.naming(r"\bDENSE_STEP\b") < tool.naming(r"\bimport\b")
+    assert 0 < tool.naming(r"\bDENSE_GROWTH\b") < tool.naming(r"\bimport\b")
     assert not tool.naming(r"\bno_such_mode\b")

@@ -39,7 +39,7 @@ WORDS = {
     "erases": r"eras(e|es|ed|ing)\b",
     "regional": r"\bregional\b",
     "rim": r"\brim\b",
-    "DENSE_STEP": r"\bDENSE_STEP\b",
+    "DENSE_GROWTH": r"\bDENSE_GROWTH\b",
     "injection/structure": r"\b(injection|structure)\b",
     "StableDiffusionPipeline": r"\bStableDiffusionPipeline\b",
 }

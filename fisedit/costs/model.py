@@ -20,7 +20,7 @@ from fisedit.decoder.tiles import Areas, box_areas, frame_areas
 from fisedit.features.sites import LayerSite, num_levels
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import count_active_rows, make_row_plan
-from fisedit.values import DENSE_STEP, ActiveCells, Quality
+from fisedit.values import MAX_DILATION, ActiveCells, Dilation, Quality, Step
 
 if TYPE_CHECKING:
     import torch
@@ -89,8 +89,8 @@ def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) ->
     return (first,) * num_early + (then,) * (steps - num_early)
 
 
-def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STEP_SHARE) -> tuple[int, ...]:
-    """Dilations of one cell with dense steps between them: (DENSE_STEP, 1, 1, DENSE_STEP, ...).
+def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STEP_SHARE) -> tuple[Dilation, ...]:
+    """Dilations of one cell with dense steps between them: (Step.DENSE, 1, 1, Step.DENSE, ...).
 
     Args:
         steps: N.
@@ -100,7 +100,7 @@ def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STE
     left = steps - start
     count = ceil(round(share * left, 6))  # 7 / 25 of 25 is 7
     dense = {start + round(left * (k / count) ** DENSE_STEP_EXPONENT) for k in range(count)}
-    return tuple(DENSE_STEP if i in dense else 1 for i in range(steps))
+    return tuple(Step.DENSE if i in dense else 1 for i in range(steps))
 
 
 def fixed_macs(device: torch.device) -> float:
@@ -155,9 +155,9 @@ class Costs:
         self._num_levels, self._table = num_levels(layers.sites), table
         self.sizes = tuple(height * width for height, width in layers.grids)
 
-    def rows(self, grid: BoolGrid, dilation: Sequence[int]) -> tuple[int, ...]:
+    def rows(self, grid: BoolGrid, dilation: Sequence[Dilation]) -> tuple[int, ...]:
         """Active rows of every level at the widest dilation of a sparse step."""
-        return self._rows(grid, max((cells for cells in dilation if cells < DENSE_STEP), default=DENSE_STEP))
+        return self._rows(grid, max((cells for cells in dilation if isinstance(cells, int)), default=MAX_DILATION))
 
     def dense_step(self) -> int:
         """MACs of a dense step, projecting the text included."""
@@ -172,28 +172,28 @@ class Costs:
         """MACs of one branch of a dense step without projecting the text and without adapters."""
         return self._step(self.sizes) // self._batch
 
-    def sparse_step(self, grid: BoolGrid, dilation: int) -> int:
+    def sparse_step(self, grid: BoolGrid, dilation: Dilation) -> int:
         """MACs of a sparse step, or of a dense one among them; the text was projected before.
 
         Args:
             grid: booleans [h, w], the mask.
-            dilation: latent cells computed beyond it, or `DENSE_STEP`.
+            dilation: latent cells computed beyond it, or `Step.DENSE`.
         """
         return (
             self._sparse(dilate(grid, dilation))
-            if dilation < DENSE_STEP
+            if isinstance(dilation, int)
             else self._step(self.sizes) + self._guided(None)
         )
 
-    def check_macs(self, grid: BoolGrid, dilation: int, cells: BoolGrid) -> int:
+    def check_macs(self, grid: BoolGrid, dilation: Dilation, cells: BoolGrid) -> int:
         """MACs that a check adds to a sparse step.
 
         Args:
             grid: booleans [h, w], the mask.
-            dilation: latent cells computed beyond it, or `DENSE_STEP`.
+            dilation: latent cells computed beyond it, or `Step.DENSE`.
             cells: booleans [h, w], the cells that are computed for the check.
         """
-        if dilation == DENSE_STEP:
+        if not isinstance(dilation, int):
             return 0
         return self._sparse(dilate(grid, dilation) | cells) - self.sparse_step(grid, dilation)
 
@@ -205,7 +205,7 @@ class Costs:
     def sparse(
         self,
         mask: BoolGrid | ActiveCells,
-        dilation: Sequence[int],
+        dilation: Sequence[Dilation],
         start: int = 0,
         decoded_cells: BoolGrid | None = None,
     ) -> int:
@@ -230,7 +230,7 @@ class Costs:
         *,
         quality: Quality = Quality.BALANCED,
         plain: bool = False,
-    ) -> tuple[int, ...]:
+    ) -> tuple[Dilation, ...]:
         """Choose the dilation of every step.
 
         The schedules weighed take at most `MAX_TIME_RATIO` of the time of the first one that has the quality. Of these,
@@ -242,7 +242,7 @@ class Costs:
             quality: how near the edit must come.
             plain: no dense steps in between; nor are there any with adapters or captured graphs.
         """
-        schedules = [two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS]
+        schedules: list[tuple[Dilation, ...]] = [two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS]
         if not (plain or self._adapter_macs or self._captured):
             schedules.append(interleaved_dense_steps(self._steps, start))
         least, *nearer = schedules[FIRST_SCHEDULE[quality] :]
@@ -255,7 +255,7 @@ class Costs:
     def seconds(
         self,
         mask: BoolGrid | ActiveCells | None,
-        dilation: Sequence[int],
+        dilation: Sequence[Dilation],
         start: int = 0,
         probes: int = 0,
         decoded_cells: BoolGrid | None = None,
@@ -287,9 +287,9 @@ class Costs:
             decoded = cells.grid if decoded_cells is None else decoded_cells
         return run + table.sum("edit", fixed_work) + self._decode_seconds(table, decoded)
 
-    def step_seconds(self, grid: BoolGrid, dilation: Sequence[int]) -> float:
+    def step_seconds(self, grid: BoolGrid, dilation: Sequence[Dilation]) -> float:
         """Predicted seconds of a sparse step at its widest dilation; 0 where this machine was not measured."""
-        widest = max((cells for cells in dilation if cells < DENSE_STEP), default=0)
+        widest = max((cells for cells in dilation if isinstance(cells, int)), default=0)
         return 0.0 if self._table is None else self._step_time(grid, widest, shifted=False)
 
     def _decode_seconds(self, table: CostTable, grid: BoolGrid | None) -> float:
@@ -302,21 +302,21 @@ class Costs:
         whole = table.sum("decode dense", dict.fromkeys(kinds, float(self.sizes[0])))
         return whole * min(1.0, areas[-1][1] / frame[-1][1])
 
-    def _time(self, cells: ActiveCells, dilation: Sequence[int], start: int) -> float:
+    def _time(self, cells: ActiveCells, dilation: Sequence[Dilation], start: int) -> float:
         """Return the time of a sparse run's steps, in seconds, or in multiply-accumulates without a table."""
-        first = next((i for i in range(start, len(dilation)) if dilation[i] == DENSE_STEP), len(dilation))
+        first = next((i for i in range(start, len(dilation)) if dilation[i] is Step.DENSE), len(dilation))
         return sum(
             count * self._step_time(cells.at(i), dilation[i], shifted=i > first)
             for i, count in steps_alike(cells, dilation, start, first)
         )
 
-    def _step_time(self, grid: BoolGrid, dilation: int, *, shifted: bool) -> float:
+    def _step_time(self, grid: BoolGrid, dilation: Dilation, *, shifted: bool) -> float:
         """Return the time of one step, in seconds, or in multiply-accumulates without a table.
 
         The step is `shifted` behind a dense one.
         """
         table = self._table
-        if dilation == DENSE_STEP:
+        if not isinstance(dilation, int):
             return self._dense_time() + (table.sum("edit", {"shift": float(self.sizes[0])}) if table else 0.0)
         if table is None:
             return fixed_macs(self._device) + self.sparse_step(grid, dilation)
@@ -331,7 +331,7 @@ class Costs:
             return fixed_macs(self._device) + macs + self._guided(None)
         return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
 
-    def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[int], start: int = 0) -> str:
+    def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[Dilation], start: int = 0) -> str:
         """Return the reason why a mask is too large to be worth a sparse run, or "".
 
         Args:
@@ -341,7 +341,7 @@ class Costs:
         """
         cells = _by_step(mask)
         start = max(start, cells.start)
-        widest = max((d for d in dilation[start:] if d < DENSE_STEP), default=DENSE_STEP)
+        widest = max((d for d in dilation[start:] if isinstance(d, int)), default=MAX_DILATION)
         if cells.grid.all() and cells.entry is None:
             return "the mask covers everything"
         sparse, dense = self.seconds(mask, dilation, start), self.seconds(None, (), start)
@@ -377,7 +377,7 @@ def _by_step(mask: BoolGrid | ActiveCells) -> ActiveCells:
 
 
 def steps_alike(
-    cells: ActiveCells, dilation: Sequence[int], start: int, first_dense: int | None = None
+    cells: ActiveCells, dilation: Sequence[Dilation], start: int, first_dense: int | None = None
 ) -> list[tuple[int, int]]:
     """One of the steps that compute the same cells, and how many there are, of every kind.
 

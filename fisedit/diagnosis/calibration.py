@@ -28,7 +28,7 @@ from fisedit.diagnosis.transfer_rates import transfer_rates
 from fisedit.errors import InputError, as_text
 from fisedit.machine.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.masking.region import Region
-from fisedit.values import DENSE_STEP, LATENT_FACTOR, are_numbers, make_generation_config
+from fisedit.values import LATENT_FACTOR, Step, are_numbers, make_generation_config
 
 if TYPE_CHECKING:
     from fisedit.costs.model import Costs
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 """The approximate time of a calibration; measurements that every table needs are made however long they take."""
 
-PATTERN = (1, 1, 1, DENSE_STEP, 1, 1)
+PATTERN = (1, 1, 1, Step.DENSE, 1, 1)
 """Dilations of an edit's steps: sparse ones before and behind a dense one. The first takes longer, which is setup."""
 
 LARGEST = 256

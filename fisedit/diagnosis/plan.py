@@ -17,7 +17,7 @@ from fisedit.features.codec import choose_encoding
 from fisedit.features.pages import free_page_bytes
 from fisedit.machine.device import choose_dtype
 from fisedit.sampling.engine import Engine
-from fisedit.values import DENSE_STEP, LATENT_FACTOR, make_generation_config
+from fisedit.values import LATENT_FACTOR, Step, make_generation_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,14 +186,14 @@ def _edit(costs: Costs, records: _Records, config: GenerationConfig, area: float
     fallback = costs.dense_is_cheaper(grid, growth)
     seconds = costs.seconds(grid, () if fallback else growth)
     assert seconds is not None
-    sparse = sum(size.overlay(costs.rows(grid, (cells,))) for cells in growth if cells < DENSE_STEP)
-    dense = growth.count(DENSE_STEP) * (size.step + size.overlay(size.sizes))  # and what it found changed
+    sparse = sum(size.overlay(costs.rows(grid, (cells,))) for cells in growth if isinstance(cells, int))
+    dense = growth.count(Step.DENSE) * (size.step + size.overlay(size.sizes))  # and what it found changed
     return {
         "area": area,
         "seconds": seconds + (0.0 if fallback else records.late),
         "bytes": records.bytes if fallback else sparse + dense,
-        "growth": max((cells for cells in growth if cells < DENSE_STEP), default=0),
-        "dense_steps": len(growth) if fallback else growth.count(DENSE_STEP),
+        "growth": max((cells for cells in growth if isinstance(cells, int)), default=0),
+        "dense_steps": len(growth) if fallback else growth.count(Step.DENSE),
         "fallback": fallback,
     }
 

@@ -28,7 +28,7 @@ from fisedit.sampling import denoise, records
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
-from fisedit.values import DENSE_STEP, EditMask, EditStats, MaskSource
+from fisedit.values import EditMask, EditStats, MaskSource, Step, as_growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -283,13 +283,13 @@ class EditPipeline:
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """Return the cost of so many steps; bytes and graphs aside."""
         costs, dilation = self.planner.costs(request.config), plan.dilation
-        dense = dilation[plan.start :].count(DENSE_STEP) if dilation else steps
+        dense = dilation[plan.start :].count(Step.DENSE) if dilation else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
             mask_confidence=plan.mask.confidence,
             active_rows=costs.rows(plan.mask.grid, dilation) if dilation else costs.sizes if steps else (),
-            growth=dilation,
+            growth=as_growth(dilation),
             unet_evaluations_dense=plan.probes + dense,
             unet_evaluations_sparse=steps - dense,
             macs=macs,

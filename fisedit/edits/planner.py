@@ -19,7 +19,6 @@ from fisedit.masking.region_values import WHOLE
 from fisedit.sampling.prompt_encoding import EncodedPrompt
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import (
-    DENSE_STEP,
     EditMask,
     EditRun,
     GenerationConfig,
@@ -28,6 +27,9 @@ from fisedit.values import (
     Quality,
     RegionalPrompt,
     SchedulerName,
+    Step,
+    as_dilations,
+    as_growth,
     entry_steps,
 )
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from fisedit.masking.drift_check import DriftCheck, DriftDetected
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
-    from fisedit.values import ActiveCells, BoolGrid
+    from fisedit.values import ActiveCells, BoolGrid, Dilation
 
 
 _LONG_MEMORIES = frozenset(
@@ -56,7 +58,7 @@ class EditPlan:
     Args:
         mask: the cells that may change.
         prompt: encoded; None where nothing is run.
-        dilation: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () for a dense run.
+        dilation: latent cells computed beyond the mask at each step, or `Step.DENSE`; () for a dense run.
         fallback: why it runs dense, or "".
         skip_reason: why it need not run, or "".
         notes: for the user.
@@ -74,7 +76,7 @@ class EditPlan:
 
     mask: EditMask
     prompt: EncodedPrompt | None = None
-    dilation: tuple[int, ...] = ()
+    dilation: tuple[Dilation, ...] = ()
     fallback: str = ""
     skip_reason: str = ""
     notes: tuple[str, ...] = ()
@@ -114,7 +116,7 @@ class EditPlan:
         """
         structure = float(request.structure) if self.dilation else 0.0
         checked = self.check is not None
-        return EditRun(self.dilation, structure, self.start, checked, request.erases, self.regional)
+        return EditRun(as_growth(self.dilation), structure, self.start, checked, request.erases, self.regional)
 
 
 class Planner:
@@ -252,7 +254,7 @@ class Planner:
         plan = EditPlan(
             mask,
             prompt,
-            run.growth,
+            as_dilations(run.growth),
             "" if run.growth else "it ran dense when it was made first",
             notes=prompt.notes,
             reuses_unconditional=shares,
@@ -345,7 +347,7 @@ class Planner:
             return self._engine.recorded_bytes(config, start)
         costs, total = self.costs(config), 0
         for i, count in steps_alike(mask, plan.dilation, start):
-            if plan.dilation[i] == DENSE_STEP:  # and what it found changed
+            if plan.dilation[i] is Step.DENSE:  # and what it found changed
                 total += count * (size.step + size.overlay(size.sizes))
             else:
                 total += count * size.overlay(costs.rows(mask.at(i), (plan.dilation[i],)))
@@ -361,7 +363,9 @@ class Planner:
         with request.stopwatch.stage("reference"):
             return self._engine.references.prepare(request.config, self._engine.batch(request.config))
 
-    def _choose_dilations(self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs) -> tuple[int, ...]:
+    def _choose_dilations(
+        self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs
+    ) -> tuple[Dilation, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
         plain = request.structure > 0 or request.erases or bool(request.regional) or request.is_frame
         return costs.choose_dilations(cells, start, quality=quality, plain=plain)
@@ -387,7 +391,7 @@ class Planner:
             return 0
         if not plan.dilation:
             return costs.dense_step() // self._engine.batch(request.config)
-        return costs.branch() if plan.dilation[plan.start] == DENSE_STEP else 0
+        return costs.branch() if plan.dilation[plan.start] is Step.DENSE else 0
 
     def _full_mask(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""

@@ -29,7 +29,7 @@ from fisedit.prompts.text_diff import diff
 from fisedit.prompts.weighting import parse
 from fisedit.values import (
     CONTROL,
-    DENSE_STEP,
+    DENSE_GROWTH,
     DRIVE,
     MAX_DILATION,
     REFERENCE,
@@ -37,6 +37,9 @@ from fisedit.values import (
     GenerationConfig,
     Quality,
     SchedulerName,
+    Step,
+    as_dilations,
+    as_growth,
     check_prompt,
     check_seed,
     check_structure,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
     from fisedit.history import EditResult
     from fisedit.prompts.text_diff import Tokenizer
-    from fisedit.values import AdapterReference, EditScript, OnStep
+    from fisedit.values import AdapterReference, Dilation, EditScript, OnStep
 
 P = ParamSpec("P")
 
@@ -115,7 +118,7 @@ class EditRequest:
     regional: tuple[tuple[Region, str], ...] = ()
     is_frame: bool = False
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    dilation: tuple[int, ...] = field(init=False)
+    dilation: tuple[Dilation, ...] = field(init=False)
     start: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,16 +132,17 @@ class EditRequest:
         object.__setattr__(self, "dilation", self._dilations())
         object.__setattr__(self, "start", self._first_step())
         check_structure(self.structure)
-        if self.structure and DENSE_STEP in self.dilation:
-            got = self.dilation[0] if len(set(self.dilation)) == 1 else self.dilation
+        if self.structure and Step.DENSE in self.dilation:
+            growth = as_growth(self.dilation)
+            got = growth[0] if len(set(growth)) == 1 else growth
             raise InputError(
-                f"growth must be under {DENSE_STEP} where structure is kept, got {as_text(got)}; use structure=0"
+                f"growth must be under {DENSE_GROWTH} where structure is kept, got {as_text(got)}; use structure=0"
             )
         if self.structure and self.regional:
             raise InputError("regions with prompts of their own keep no structure, got both; use structure=0")
-        if DENSE_STEP in self.dilation and (self.regional or self.erases):
+        if Step.DENSE in self.dilation and (self.regional or self.erases):
             what = "regions with prompts are edited" if self.regional else "an area is erased"
-            raise InputError(f"growth must be under {DENSE_STEP} where {what}, got {as_text(self.growth)}")
+            raise InputError(f"growth must be under {DENSE_GROWTH} where {what}, got {as_text(self.growth)}")
 
     def _first_step(self) -> int:
         """The first step to run. With noise of its own an edit begins without the sampler's memory of earlier steps."""
@@ -151,7 +155,7 @@ class EditRequest:
             return start - start % 2  # whose steps are pairs
         return start
 
-    def _dilations(self) -> tuple[int, ...]:
+    def _dilations(self) -> tuple[Dilation, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""
         if isinstance(self.growth, Quality):
             return ()
@@ -162,7 +166,7 @@ class EditRequest:
                 f"growth must be one number of latent cells in [0, {MAX_DILATION}], or {steps} of them, "
                 f"got {as_text(growth)}"
             )
-        return cells
+        return as_dilations(cells)
 
     @property
     def new_noise(self) -> bool:

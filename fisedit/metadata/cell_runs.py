@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fisedit.metadata.json_checks import require
-from fisedit.values import DENSE_STEP, LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditRun, RegionalPrompt, check_prompt
+from fisedit.values import DENSE_GROWTH, LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditRun, RegionalPrompt, check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +86,7 @@ def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
     rim = decode_runs(entry["rim"], *size) if "rim" in entry else None
     regional = _parse_regional(entry.get("regional", []), *size)
     run = EditRun(growth, float(structure), start, checked, erased, regional, rim)
-    require(not (run.needs_mask and DENSE_STEP in growth))
+    require(not (run.needs_mask and DENSE_GROWTH in growth))
     return run
 
 

@@ -23,7 +23,7 @@ from fisedit.sampling.step import DenoisingState, StepCallback, denoise
 from fisedit.sampling.step_runners import DenseRunner, FrameRunner, SparseRunner, UnrecordedRunner
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse.executor import UNetInputs, apply_guidance, mask_queries
-from fisedit.values import DENSE_STEP, GenerationConfig
+from fisedit.values import GenerationConfig, Step
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,7 +163,7 @@ def can_batch(engine: Engine, source: Trajectory, edits: Sequence[LatentEdit]) -
             or edit.start
             or edit.injection
             or edit.check
-            or DENSE_STEP in edit.dilation
+            or Step.DENSE in edit.dilation
         )
         and not any(map(shifted, source.features))
         and len({e.text.shape for e in edits}) == 1

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fisedit.features.sites import project_text
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import SparsePlan, divide_text, hide_keys, make_row_plan
-from fisedit.values import DENSE_STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,11 +24,13 @@ def plans_of(executor: Executor, edit: LatentEdit) -> dict[int, SparsePlan]:
     cells, dilation, check = edit.cells, edit.dilation, edit.check
     plans: dict[int, SparsePlan] = {}
     known: dict[tuple[int, int, bool], SparsePlan] = {}
-    for i in (i for i in range(edit.start, len(dilation)) if dilation[i] != DENSE_STEP):
+    for i, width in enumerate(dilation[edit.start :], edit.start):
+        if not isinstance(width, int):
+            continue
         is_checked = check is not None and i == check.step
-        key = dilation[i], cells.stage(i), is_checked
+        key = width, cells.stage(i), is_checked
         if key not in known:
-            known[key] = _plan(executor, edit, cells.at(i), dilation[i], check.cells if check and is_checked else None)
+            known[key] = _plan(executor, edit, cells.at(i), width, check.cells if check and is_checked else None)
         plans[i] = known[key]
     return plans
 

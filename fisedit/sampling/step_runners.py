@@ -21,7 +21,7 @@ from fisedit.sampling import records
 from fisedit.sampling.edit_plans import injected_keys, plans_of
 from fisedit.sparse.executor import UNetInputs, apply_guidance
 from fisedit.sparse.row_layout import scatter
-from fisedit.values import DENSE_STEP
+from fisedit.values import Step
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -90,7 +90,7 @@ class UnrecordedRunner:
 class SparseRunner:
     """Computes the rows of edits' dilated masks over their source, and reads the rest.
 
-    A `DENSE_STEP` computes all rows; the steps after it read recorded features shifted by what it found changed.
+    A `Step.DENSE` computes all rows; the steps after it read recorded features shifted by what it found changed.
 
     Args:
         engine: The engine of the model.
@@ -111,7 +111,7 @@ class SparseRunner:
         i = states[0].i
         if self.reads is not None:
             self.reads.at(i)
-        is_dense = self._edits[0].dilation[i] == DENSE_STEP
+        is_dense = self._edits[0].dilation[i] is Step.DENSE
         predicted = [self._dense(state) for state in states] if is_dense else self._sparse(states)
         for _, features in predicted:
             records.let_page_out(self._engine, features, self._edits[0].config, i)
@@ -215,7 +215,7 @@ def _sparse_edit(engine: Engine, source: Trajectory, features: list[CachedFeatur
         guidance=engine.guidance(edit.config),
         extra_layers=partial(engine.conditioning, edit.config) if edit.config.like else None,
         budget=engine.budget,
-        has_dense_steps=DENSE_STEP in edit.dilation[edit.start :],
+        has_dense_steps=Step.DENSE in edit.dilation[edit.start :],
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fisedit.features.cache import CachedFeatures, FeatureDelta
     from fisedit.sampling.scheduler import Sampler
-    from fisedit.values import ActiveCells, BoolGrid, GenerationConfig
+    from fisedit.values import ActiveCells, BoolGrid, Dilation, GenerationConfig
 
 MAX_INJECTION_RATIO = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
@@ -141,7 +141,7 @@ class LatentEdit:
         text: embeddings [B, T, D].
         text_keys: keys and values of the text by projection, filled as they are needed.
         cells: The cells that it changes, by step.
-        dilation: latent cells computed beyond them, one number per step, or `DENSE_STEP`.
+        dilation: latent cells computed beyond them, one number per step, or `Step.DENSE`.
         start: index of the first step to run; those before are taken over from the source.
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
@@ -155,7 +155,7 @@ class LatentEdit:
     text: Tensor
     text_keys: dict[str, Tensor]
     cells: ActiveCells
-    dilation: Sequence[int]
+    dilation: Sequence[Dilation]
     start: int = 0
     injection: AttentionInjection | None = None
     check: StepCheck | None = None

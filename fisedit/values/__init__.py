@@ -15,12 +15,16 @@ Shape legend, used in every docstring of the package:
 from typing import TYPE_CHECKING
 
 from fisedit.values.base import (
-    DENSE_STEP,
+    DENSE_GROWTH,
     LATENT_FACTOR,
     MAX_DILATION,
     MAX_PROMPT_CHARS,
+    Dilation,
     OnStep,
+    Step,
     are_numbers,
+    as_dilations,
+    as_growth,
     copy_on_read,
     is_number,
 )
@@ -81,7 +85,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLIP_SKIPS",
     "CONTROL",
-    "DENSE_STEP",
+    "DENSE_GROWTH",
     "DRIVE",
     "LATENT_FACTOR",
     "MAX_CROP",
@@ -97,6 +101,7 @@ __all__ = [
     "ActiveCells",
     "AdapterReference",
     "AdapterUse",
+    "Dilation",
     "EditKind",
     "EditMask",
     "EditRun",
@@ -111,8 +116,11 @@ __all__ = [
     "RegionalPrompt",
     "SavedAdapter",
     "SchedulerName",
+    "Step",
     "Word",
     "are_numbers",
+    "as_dilations",
+    "as_growth",
     "cell_pixels",
     "check_integer",
     "check_prompt",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from math import nan
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -28,9 +29,30 @@ MAX_DILATION = 64
 """Latent cells by which a mask may be dilated or eroded, and the active cells of a step may exceed it, at most."""
 
 
-DENSE_STEP = 64
-"""The entry of an edit's dilations that marks a dense step. Such a step computes the whole latent grid. The sparse
-steps after it read the recorded features shifted by the change that it found outside the mask."""
+class Step(Enum):
+    """A step of an edit that is not sparse with some dilation."""
+
+    DENSE = "dense"
+    """Computes the whole latent grid. The sparse steps after it read the recorded features shifted by the change that
+    it found outside the mask."""
+
+
+Dilation = int | Step
+"""Latent cells that a step computes beyond the mask; or the kind of another step."""
+
+
+DENSE_GROWTH = MAX_DILATION
+"""The number by which requests, files and statistics name a dense step."""
+
+
+def as_dilations(growth: Sequence[int]) -> tuple[Dilation, ...]:
+    """Return growth, as requests and files name it, as dilations of steps."""
+    return tuple(Step.DENSE if cells == DENSE_GROWTH else cells for cells in growth)
+
+
+def as_growth(dilations: Sequence[Dilation]) -> tuple[int, ...]:
+    """Invert `as_dilations`."""
+    return tuple(cells if isinstance(cells, int) else DENSE_GROWTH for cells in dilations)
 
 
 MAX_PROMPT_CHARS = 100_000

@@ -28,7 +28,7 @@ class EditRun:
     """The way an edit was computed: beside its config and its mask, what it takes to compute it again.
 
     Args:
-        growth: latent cells computed beyond the mask at each step, or `DENSE_STEP`; () where the run was dense.
+        growth: latent cells computed beyond the mask at each step, or `DENSE_GROWTH`; () where the run was dense.
         structure: share of the steps that may inject the source's attention which did, 0 to 1.
         start: so many first steps are the parent's.
         checked: whether it was checked for drift, which moves roundings.
@@ -67,7 +67,7 @@ class EditStats:
         mask_source: where the mask came from.
         mask_confidence: The mask's confidence, 0 to 1.
         active_rows: active rows of each level at the widest growth, finest level first.
-        growth: latent cells by which the active set exceeds the mask, one number per step; DENSE_STEP for a dense one.
+        growth: latent cells by which the active set exceeds the mask, one number per step; 64 for a dense one.
         unet_evaluations_dense: dense calls of the UNet (both guidance branches count as one).
         unet_evaluations_sparse: sparse calls of the UNet (both guidance branches count as one).
         macs: multiply-accumulates of the UNet and decoder that were spent.

@@ -15,7 +15,7 @@ from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops, tuning
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from fisedit.values import DENSE_STEP
+from fisedit.values import Step
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, cells, check_pinned, config_of, latents, oracle_chain, record, replay
 from tests.support.grids import grids
@@ -114,7 +114,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, guidance):
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(
-    "growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16), (1, DENSE_STEP, 1), (DENSE_STEP, 2, 0)], ids=str
+    "growth", [(0,) * 3, (2,) * 3, (3, 1, 1), (0, 1, 16), (1, Step.DENSE, 1), (Step.DENSE, 2, 0)], ids=str
 )
 @each_size
 def test_a_sparse_edit_at_any_growth(pipelines, growth, size):
@@ -125,7 +125,7 @@ def test_a_sparse_edit_at_any_growth(pipelines, growth, size):
 def test_dense_steps_in_between(pipelines, scheduler):
     """What they find changed outside is carried on; the last step reads what the second of them found."""
     pipe, config = pipelines["demo"], config_of(scheduler=scheduler, num_inference_steps=5)
-    engine, grid, growth = Engine(pipe), grids(16, 16)["blobs"], (1, DENSE_STEP, 1, DENSE_STEP, 0)
+    engine, grid, growth = Engine(pipe), grids(16, 16)["blobs"], (1, Step.DENSE, 1, Step.DENSE, 0)
     source = record(engine, config)
     got, plain = (replay(engine, source, DOG, grid, widths) for widths in (growth, (1, 1, 1, 1, 0)))
     _, expected = oracle_chain(with_scheduler(pipe, scheduler), config, [(DOG, grid, growth)])

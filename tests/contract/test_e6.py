@@ -8,7 +8,7 @@ import torch
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse.executor import apply_guidance
-from fisedit.values import DENSE_STEP
+from fisedit.values import Step
 from tests.support import oracle
 from tests.support.edits import BIRD, CAT, DOG, FP32, config_of, latents, oracle_chain, record, replay
 from tests.support.grids import grids
@@ -19,9 +19,9 @@ def test_a_chain_of_edits_is_the_oracles_chain(pipelines):
     pipe, at = pipelines["sd15"], grids(16, 16)
     edits = [
         (DOG, at["square"], (1,) * 4),
-        (BIRD, at["blobs"], (2, DENSE_STEP, 0, 0)),
+        (BIRD, at["blobs"], (2, Step.DENSE, 0, 0)),
         (CAT, at["corner"], (1,) * 4),
-        (DOG, at["blobs"], (DENSE_STEP, 1, DENSE_STEP, 1)),
+        (DOG, at["blobs"], (Step.DENSE, 1, Step.DENSE, 1)),
     ]
     engine, config = Engine(pipe), config_of()
     trajectories = [record(engine, config)]

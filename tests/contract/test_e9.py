@@ -9,7 +9,7 @@ import torch
 
 from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
-from fisedit.values import DENSE_STEP, ActiveCells
+from fisedit.values import ActiveCells, Step
 from tests.support import oracle
 from tests.support.edits import (
     DOG,
@@ -42,7 +42,7 @@ def test_a_pinned_recording_is_the_dense_blended_edit(pipelines):
 def test_dense_steps_alone_are_the_dense_blended_edit(pipelines):
     pipe, grid = pipelines["demo"], grids(16, 16)["blobs"]
     engine, config = Engine(pipe), config_of()
-    got = replay(engine, record(engine, config), DOG, grid, (DENSE_STEP,) * 4)
+    got = replay(engine, record(engine, config), DOG, grid, (Step.DENSE,) * 4)
     expected = oracle.dense_blended(pipe, as_oracle(config), DOG, torch.from_numpy(grid)).latents
     assert oracle.deviation(latents(got), expected) <= FP32
 

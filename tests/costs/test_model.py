@@ -18,7 +18,7 @@ from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from fisedit.values import DENSE_STEP, Quality
+from fisedit.values import Quality, Step
 from tests.support.edits import config_of
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -28,7 +28,7 @@ HEIGHT, WIDTH = 13, 17
 SQUARE = grids(16, 16)["square"]
 
 
-class Step:
+class Evaluation:
     """One UNet evaluation, dense or sparse."""
 
     def __init__(self, unet, batch):
@@ -57,7 +57,7 @@ class Step:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_dense_step_costs_what_torch_counts(pipelines, shape, batch):
     unet = pipelines[shape].unet
-    step = Step(unet, batch)
+    step = Evaluation(unet, batch)
     own = step.own(step.sizes) + text_macs(step.executor.sites, batch, 11)
     assert own + time_macs(unet, batch) == counted(step.dense)
 
@@ -68,7 +68,7 @@ def test_a_dense_step_costs_what_torch_counts(pipelines, shape, batch):
 def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
     """The text is projected at the first step of a prompt only, and not counted with a step."""
     unet = pipelines[shape].unet
-    step, cache = Step(unet, 2), {}
+    step, cache = Evaluation(unet, 2), {}
     plan = make_row_plan(grids(HEIGHT, WIDTH)[name], step.executor.num_levels)
     own = step.own(plan.rows) + time_macs(unet, 2)
     text = text_macs(step.executor.sites, 2, 11)
@@ -116,13 +116,13 @@ def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monk
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
     monkeypatch.setattr("fisedit.costs.model.FIXED_MACS", {"cpu": 100 * costs.dense_step()})
     dense = 0, 3, 7, 12, 18
-    assert costs.choose_dilations(SQUARE) == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
-    assert costs.choose_dilations(SQUARE, 10) == tuple(DENSE_STEP if i in (10, 13, 19) else 1 for i in range(25))
+    assert costs.choose_dilations(SQUARE) == tuple(Step.DENSE if i in dense else 1 for i in range(25))
+    assert costs.choose_dilations(SQUARE, 10) == tuple(Step.DENSE if i in (10, 13, 19) else 1 for i in range(25))
     monkeypatch.setattr("fisedit.costs.model.FIXED_MACS", {"cpu": 0})
     monkeypatch.setattr("fisedit.costs.model.MAX_TIME_RATIO", 1)
     chosen = {quality: costs.choose_dilations(SQUARE, quality=quality) for quality in Quality}
     assert chosen[Quality.FAST] == (2,) * 13 + (1,) * 12
     assert chosen[Quality.BALANCED] == (3,) * 13 + (2,) * 12
-    assert chosen[Quality.CLOSE] == tuple(DENSE_STEP if i in dense else 1 for i in range(25))
+    assert chosen[Quality.CLOSE] == tuple(Step.DENSE if i in dense else 1 for i in range(25))
     assert costs.choose_dilations(SQUARE) == chosen[Quality.BALANCED]
     assert costs.choose_dilations(SQUARE, quality=Quality.CLOSE, plain=True) == (5,) * 25

@@ -13,7 +13,7 @@ from fisedit import Editor
 from fisedit.costs import store as cost_store
 from fisedit.costs.table import CostTable, Curve, Measurements, fit, from_dict
 from fisedit.sampling.engine import Engine
-from fisedit.values import DENSE_STEP, make_generation_config
+from fisedit.values import Step, make_generation_config
 from tests.support.edits import CAT, DOG
 
 
@@ -115,9 +115,9 @@ def test_a_table_decides_between_dense_and_sparse_and_tells_seconds(pipelines):
     assert fast.seconds(CORNER, growth, start=4, probes=1) == pytest.approx(8.5)
     assert not fast.dense_is_cheaper(CORNER, growth)
     assert "the region alone takes" in slow.dense_is_cheaper(CORNER, growth)
-    mixed = (DENSE_STEP, 1, 1, DENSE_STEP, *[1] * 6)
+    mixed = (Step.DENSE, 1, 1, Step.DENSE, *[1] * 6)
     assert costs(pipe, table(2.0, 1.0, 1.5)).seconds(CORNER, mixed) == pytest.approx(2 * 2 + 8 * 1.5 + 0.5)
-    assert costs(pipe, table(1.2, 1.0)).choose_dilations(CORNER).count(DENSE_STEP), (
+    assert costs(pipe, table(1.2, 1.0)).choose_dilations(CORNER).count(Step.DENSE), (
         "dense steps that cost hardly more are taken"
     )
     assert costs(pipe, None).seconds(CORNER, growth) is None

@@ -16,7 +16,7 @@ from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.plan import PlanSettings, as_rows, plan_edits
 from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
-from fisedit.values import DENSE_STEP
+from fisedit.values import Step, as_growth
 
 
 def test_placement_is_that_of_brute_force():
@@ -93,7 +93,7 @@ def save_faster_table(pipe, dtype):
 
 
 def test_edits_take_the_bytes_of_the_cache_dtype_that_was_chosen(calibrated, monkeypatch):
-    growth = (DENSE_STEP, 1, 1, 1, DENSE_STEP, 1, 1, 1, 1, 1)
+    growth = (Step.DENSE, 1, 1, 1, Step.DENSE, 1, 1, 1, 1, 1)
     monkeypatch.setattr(Costs, "choose_dilations", lambda *_: growth)
     monkeypatch.setattr(
         Costs, "dense_is_cheaper", lambda _, grid, *__: "everything" if np.all(getattr(grid, "grid", grid)) else ""
@@ -106,7 +106,7 @@ def test_edits_take_the_bytes_of_the_cache_dtype_that_was_chosen(calibrated, mon
     assert found["edits"][1]["fallback"] and found["edits"][1]["bytes"] == found["source"]["bytes"]
     editor = Editor(calibrated, cache_dtype="int4")
     editor.generate("a cat", num_inference_steps=10)
-    made = editor.edit("a dog", mask=shape_mask(0.1, 16, discs=False), growth=growth)
+    made = editor.edit("a dog", mask=shape_mask(0.1, 16, discs=False), growth=as_growth(growth))
     assert not made.stats.fallback and not found["edits"][0]["fallback"]
     assert found["edits"][0]["bytes"] == pytest.approx(made.stats.recorded_bytes, rel=0.25)  # latents are not counted
 

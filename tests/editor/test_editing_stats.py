@@ -14,7 +14,7 @@ from fisedit.costs.macs import decoder_macs, text_macs
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
-from fisedit.values import DENSE_STEP, ActiveCells, EditStats, MaskSource
+from fisedit.values import DENSE_GROWTH, ActiveCells, EditStats, MaskSource, Step, as_dilations
 from tests.support.edits import BIRD, CAT, DOG, Calls, config_of, record, unwatched
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -47,7 +47,7 @@ def test_a_fallback_costs_what_torch_counts(pipelines, negative, known):
         text = engine.encode(config)
     torchs = counted(lambda: denoise.run_dense(engine, config, text, unwatched, (ActiveCells(SQUARE), source)))
     costs, time = engine.costs(config), time_macs(engine.pipe.unet, 1)
-    steps = 3 * costs.sparse_step(SQUARE, DENSE_STEP) - known * costs.branch()
+    steps = 3 * costs.sparse_step(SQUARE, Step.DENSE) - known * costs.branch()
     assert torchs - (6 - known) * time == steps + text_macs(engine.executor.sites, 2, 77)
     assert (engine.unconditional(source, config, text, 0) is not None) == bool(known)
 
@@ -158,12 +158,12 @@ def test_active_rows_are_the_widest_growths(editor):
 def test_dense_steps_in_between_are_told(pipelines):
     editor = Editor(pipelines["demo"])
     editor.generate(CAT, num_inference_steps=5)
-    widths = (1, DENSE_STEP, 1, DENSE_STEP, 1)
+    widths = (1, DENSE_GROWTH, 1, DENSE_GROWTH, 1)
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(DOG, mask=SQUARE, growth=widths)
     stats, costs = result.stats, Engine(editor.pipe).costs(result.config)
     assert (seen.dense, seen.sparse) == (stats.unet_evaluations_dense, stats.unet_evaluations_sparse) == (2, 3)
     assert stats.growth == widths and stats.active_rows == costs.rows(SQUARE, (1,))
-    assert costs.dense_step() > costs.sparse_step(SQUARE, DENSE_STEP) > costs.sparse_step(SQUARE, 1)
-    assert stats.macs == costs.sparse(SQUARE, widths)
+    assert costs.dense_step() > costs.sparse_step(SQUARE, Step.DENSE) > costs.sparse_step(SQUARE, 1)
+    assert stats.macs == costs.sparse(SQUARE, as_dilations(widths))
     assert not result.stats.fallback

@@ -15,7 +15,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import DENSE_STEP, ActiveCells, MaskSource
+from fisedit.values import DENSE_GROWTH, ActiveCells, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
@@ -77,7 +77,7 @@ def test_a_thing_that_comes_is_looked_for_in_dense_steps_that_are_counted(editor
     with Calls(editor.pipe.unet) as seen:
         result = editor.edit(ADDED, verify=False, **options)
     assert (seen.dense, seen.sparse) == (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse)
-    assert seen.dense == calls + result.run.growth.count(DENSE_STEP) < len(result.run.growth)
+    assert seen.dense == calls + result.run.growth.count(DENSE_GROWTH) < len(result.run.growth)
     editor.undo()
     cells, growth, costs = result.latent_cells, result.run.growth, Engine(editor.pipe).costs(result.config)
     spent = result.stats.macs - editor.edit(ADDED, mask=cells).stats.macs

@@ -20,7 +20,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP, ActiveCells, EditMask, MaskSource, first_step
+from fisedit.values import ActiveCells, EditMask, MaskSource, Step, first_step
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
@@ -78,9 +78,9 @@ def first_batches(engine, run) -> tuple[int, int]:
 def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_source(pipelines):
     engine, grid = Engine(pipelines["demo"]), grids(16, 16)["blobs"]
     source = record(engine, config_of())
-    edits = [replay(engine, source, DOG, grid, (1,) * 4), replay(engine, source, DOG, grid, (DENSE_STEP, 1, 1, 1))]
+    edits = [replay(engine, source, DOG, grid, (1,) * 4), replay(engine, source, DOG, grid, (Step.DENSE, 1, 1, 1))]
     for over in (source, *edits):
-        assert first_batches(engine, lambda over=over: replay(engine, over, BIRD, grid, (DENSE_STEP, 1, 1, 1))) == (
+        assert first_batches(engine, lambda over=over: replay(engine, over, BIRD, grid, (Step.DENSE, 1, 1, 1))) == (
             1,
             2,
         )
@@ -139,7 +139,7 @@ def test_an_edit_with_a_seed_of_its_own_begins_with_its_noise_inside_the_mask(pi
     pipe, (square, blobs) = pipelines["demo"], (grids(16, 16)[name] for name in ("square", "blobs"))
     engine, config = Engine(pipe), config_of(scheduler=scheduler)
     source = record(engine, config)
-    growths, seed = [(1, DENSE_STEP, 0, 2), (1, 1, 1, 1)], config.seed + 1
+    growths, seed = [(1, Step.DENSE, 0, 2), (1, 1, 1, 1)], config.seed + 1
     edit = replay(engine, source, DOG, blobs, growths[0], seed)
     later = replay(engine, edit, BIRD, square, growths[1])
     expected = oracle_chain(

@@ -16,7 +16,7 @@ from PIL import Image
 from fisedit import Editor, Region
 from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
-from fisedit.values import DENSE_STEP, ActiveCells, entry_steps
+from fisedit.values import DENSE_GROWTH, ActiveCells, entry_steps
 from tests.support import oracle
 from tests.support.edits import (
     CAT,
@@ -196,5 +196,5 @@ def test_dense_steps_and_qualities_of_a_soft_mask(editor):
     for quality in ("fast", "balanced", "close"):
         result = editor.edit(DOG, region=region, quality=quality)
         assert pixels_outside(result, source) and result.run.growth
-        assert quality == "fast" or DENSE_STEP in result.run.growth
+        assert quality == "fast" or DENSE_GROWTH in result.run.growth
         editor.undo()

@@ -14,7 +14,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import DENSE_STEP, LATENT_FACTOR, ActiveCells, make_generation_config
+from fisedit.values import LATENT_FACTOR, ActiveCells, Step, make_generation_config
 from tests.support import oracle
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def oracle_chain(
 ) -> list[torch.Tensor]:
     """Latents [N + 1, 4, h, w] of a source and of every edit (prompt, mask, growth by step) over the one before it.
 
-    A DENSE_STEP is dense; those after it are mixed with the source's maps plus what it changed of them. An edit with
+    A `Step.DENSE` is dense; those after it are mixed with the source's maps plus what it changed of them. An edit with
     another seed than the one before begins with its noise inside the mask.
     """
     source = as_oracle(config)
@@ -117,7 +117,7 @@ def oracle_chain(
 
         @contextmanager
         def around(i: int, under=under, over=maps, grid=grid, growth=growth, shift=shift) -> Iterator[None]:
-            if growth[i] == DENSE_STEP:
+            if growth[i] is Step.DENSE:
                 with _recording(pipe.unet, over[i]):
                     yield
                 shift |= {name: map_ - under[i][name] for name, map_ in over[i].items()}
