@@ -54,7 +54,7 @@ def vary(
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
         parent, region = session.history.find(shown.parent), _region_again(shown, region)
-    add_conditions, erases = condition_arguments(state, conditions), parent is not shown and shown.run.erased
+    add_conditions, erases = condition_arguments(state, conditions), parent is not shown and shown.run.erases
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
         own = replace(region, seed=randbelow(DRAWN_SEEDS))

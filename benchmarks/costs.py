@@ -6,7 +6,6 @@ of other masks take turns. Knows the pipeline; the figures of `bench edit` are n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -91,14 +90,14 @@ class _Runs:
         """A source, an edit that runs dense, and one in every mask that runs sparse; all are forgotten then."""
         pipeline = self._pipeline
         request = pipeline.requests.source(self._config)
-        self._run(("source", 1.0), request, pipeline.planner.plan_source(request, pipeline.renderer.encode(request)))
+        self._run(("source", 1.0), request, pipeline.plan(request))
         source = pipeline.state.history.current
         for name, area, grid in [("dense", 1.0, self._masks[0][2]), *self._masks]:
             request = pipeline.requests.edit(PROMPTS[1], Region.mask(grid))
             plan = pipeline.plan(request)
             growth = () if name == "dense" else self._costs.choose_dilations(grid)
             self._chosen[name, area] = "dense" if plan.fallback else "sparse"
-            plan = replace(plan, dilation=growth, fallback="" if growth else "to compare")
+            plan = plan.with_dilation(growth, "" if growth else "to compare")
             self._run((name, area), request, plan)
             pipeline.state.cache.drop(pipeline.state.history.delete(pipeline.state.history.current.id))
             pipeline.state.history.checkout(source.id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from fisedit.errors import SessionError
-from fisedit.values import AdapterUse, EditMask, EditRun, EditScript, EditStats, GenerationConfig, copy_on_read
+from fisedit.values import AdapterUse, EditMask, EditMode, EditScript, EditStats, GenerationConfig, copy_on_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,7 +43,7 @@ class EditResult:
     mask: EditMask
     diff: EditScript
     stats: EditStats
-    run: EditRun = field(default_factory=EditRun)
+    run: EditMode = field(default_factory=EditMode)
     painted: Image | None = None
 
     @property

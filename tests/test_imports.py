@@ -177,7 +177,7 @@ MANY_FIELDS = {
     "TrainingSettings": 21,
     "ReceptiveField": 19,
     "EditStats": 16,
-    "EditPlan": 16,
+    "EditPlan": 13,
     "BatchSettings": 16,
     "GenerationConfig": 15,
     "SpeedSettings": 13,

@@ -36,6 +36,7 @@ from fisedit.storage.contact_sheet import make_sheet, overlay
 from fisedit.values import (
     LATENT_FACTOR,
     ActiveCells,
+    EditMode,
     GenerationConfig,
     OnStep,
     SchedulerName,
@@ -254,7 +255,7 @@ class _Run:
         case = self._case(0, config if fp32 else replace(config, guidance_scale=1.0))
         engine, config = case.engine, case.config
         everything = LatentEdit(
-            config, engine.encode(config), {}, ActiveCells(case.everywhere), (0,) * config.num_timesteps
+            config, engine.encode(config), {}, ActiveCells(case.everywhere), EditMode((0,) * config.num_timesteps)
         )
         ours = denoise.run_sparse(engine, case.trajectory, [everything], lambda *_: None)[0].latents[-1].float()
         latents: list[torch.Tensor] = []

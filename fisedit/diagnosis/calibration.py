@@ -250,11 +250,11 @@ class _Trial:
     def _run(self, request: EditRequest, grid: BoolGrid | None) -> EditResult:
         pipeline, before = self._pipeline, request.parent
         if grid is None:
-            return pipeline.run(request, pipeline.planner.plan_source(request, pipeline.renderer.encode(request)))
+            return pipeline.run(request, pipeline.plan(request))
         captured = pipeline.state.engine.graphs.is_enabled(
             pipeline.state.engine.pipe.unet.device
         )  # which have no dense steps in between
-        plan = replace(pipeline.plan(request), dilation=(1,) * len(PATTERN) if captured else PATTERN, fallback="")
+        plan = pipeline.plan(request).with_dilation((1,) * len(PATTERN) if captured else PATTERN)
         result = pipeline.run(request, plan)
         assert before is not None
         pipeline.state.history.delete(result.id)

@@ -97,7 +97,7 @@ class EditMixin(PreviewMixin):
         )
         conditions = {REFERENCE: reference, CONTROL: control, DRIVE: drive}
         request = self._pipeline.requests.source(config, conditions=conditions, on_step=on_step)
-        plan = self._pipeline.planner.plan_source(request, self._pipeline.renderer.encode(request))
+        plan = self._pipeline.plan(request)
         return self._pipeline.run(request, plan)
 
     def edit(

@@ -151,7 +151,7 @@ class OpenMixin(EditMixin):
             part = picture if crop is None else picture.crop(crop)
             read[CONTROL] = canny(to_canvas(part, (config.width, config.height)))
         request = self._pipeline.requests.source(config, picture=picture, conditions=read, on_step=on_step)
-        plan = self._pipeline.planner.plan_source(request, self._pipeline.renderer.encode(request))
+        plan = self._pipeline.plan(request)
         return self._pipeline.run(request, plan)
 
     def _crop(self, size: tuple[int, int], region: Region, context: float) -> Box | None:

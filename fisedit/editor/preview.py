@@ -135,16 +135,15 @@ class PreviewMixin(EditorBase):
             on_step=on_step,
         )
         plan, planner = self._pipeline.plan(request), self._pipeline.planner
-        costs = planner.costs(request.config)
         return Preview(
             mask=plan.mask,
             diff=request.script,
             macs=0 if plan.skip_reason else planner.macs(request, plan),
-            macs_dense=costs.dense(plan.start),
+            macs_dense=plan.costs.dense(plan.mode.start),
             fallback=plan.fallback,
             nothing=plan.skip_reason,
             seconds=0.0 if plan.skip_reason else planner.seconds(request, plan),
-            seconds_dense=costs.seconds(None, (), plan.start),
+            seconds_dense=plan.costs.seconds(None, (), plan.mode.start),
             recorded_bytes=planner.recorded_bytes(request, plan),
             notes=plan.notes,
         )

@@ -261,7 +261,7 @@ class SessionMixin(OpenMixin, AdapterMixin):
         strength = strength_for_start(run.start, self.current.config.num_timesteps)
         request = self._pipeline.requests.edit(
             edit.prompt,
-            repaint=Repaint(strength, run.structure, edit.seed, run.erased),
+            repaint=Repaint(strength, run.structure, edit.seed, run.erases),
             regional=[(Region.mask(each.grid), each.prompt) for each in run.regional],
             on_step=on_step,
         )
@@ -274,13 +274,13 @@ class SessionMixin(OpenMixin, AdapterMixin):
     def _remake_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         run = edit.run
-        in_place = run.erased or edit.seed is not None  # then words said where, and may be the same as before
+        in_place = run.erases or edit.seed is not None  # then words said where, and may be the same as before
         given = edit.mask.source is MaskSource.GIVEN or in_place
         region, strength = None, strength_for_start(run.start, past.config.num_timesteps)
         if given:
             region = _region_at(edit.mask, self.current.size)
             strength = strength if edit.mask.levels is None else 1.0
-        if run.erased:
+        if run.erases:
             assert region is not None, "what was erased is known"
             return self.erase(region, prompt=edit.prompt, seed=edit.seed, on_step=on_step)
         if run.regional:

@@ -28,7 +28,7 @@ from fisedit.sampling import denoise, records
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
-from fisedit.values import EditMask, EditStats, MaskSource, Step, as_growth
+from fisedit.values import EditMask, EditStats, MaskSource, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,11 +83,13 @@ class EditPipeline:
         return call()
 
     def plan(self, request: EditRequest) -> EditPlan:
-        """Plan where an edit goes and how it will run; what was recorded is rebuilt for it where it is gone."""
+        """Plan where a picture changes and how it will run; what was recorded is rebuilt for it where it is gone."""
         return self.retry_on_page_error(request, partial(self._plan, request))
 
     @default_torch_state()
     def _plan(self, request: EditRequest) -> EditPlan:
+        if request.parent is None:
+            return self.planner.plan_source(request, self.renderer.encode(request))
         if reason := request.unchanged_reason:
             return self.planner.plan_unchanged(request, reason)
         with self.state.history.mark_in_use(request.parent):
@@ -137,7 +139,7 @@ class EditPipeline:
         first = requests[0]
         with self.state.history.mark_in_use(first.parent):
             plan = self.plan(replace(first, is_frame=True))
-            if not plan.dilation:
+            if not plan.mode.dilation:
                 why = plan.skip_reason or plan.fallback
                 raise MaskError(f"the region of frames must be a part of the picture: {why}; give a mask")
             return self.retry_on_page_error(first, partial(self._render_clip, requests, plan, pads))
@@ -172,8 +174,8 @@ class EditPipeline:
         """Indices of edits of one picture that can run in one batch: same dilations, start, noise and text length."""
         alike: dict[object, list[int]] = {}
         for i, (request, plan) in enumerate(jobs):
-            if plan.dilation and plan.prompt and not plan.skip_reason:
-                key = plan.dilation, plan.start, request.config.seed, plan.prompt.embeddings.shape
+            if plan.mode.dilation and plan.prompt and not plan.skip_reason:
+                key = plan.mode.dilation, plan.mode.start, request.config.seed, plan.prompt.embeddings.shape
                 alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:
@@ -223,8 +225,8 @@ class EditPipeline:
             output: what was rendered.
         """
         trajectory, parent, image = output.trajectory, request.parent, output.image
-        macs, run = self.planner.macs(request, plan), replace(plan.run(request), rim=output.rim)
-        stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.start)
+        macs, run = self.planner.macs(request, plan), replace(plan.mode, rim=output.rim)
+        stats = self._stats(request, plan, macs, len(trajectory.predictions) - plan.mode.start)
         if output.rim is not None:
             plan = replace(plan, mask=plan.mask.with_cells(plan.mask.grid | output.rim))
         stats = replace(
@@ -259,9 +261,10 @@ class EditPipeline:
         assert request.parent is not None
         parent = request.parent
         mask = EditMask(np.zeros_like(parent.mask.grid), MaskSource.NOWHERE)
-        empty_plan = EditPlan(mask, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes))
-        dense = self.planner.costs(request.config).dense(0)
-        stats = replace(self._stats(request, empty_plan, 0, 0), macs_dense=dense, steps_shared=0)
+        empty_plan = EditPlan(
+            mask, plan.costs, notes=(f"nothing was edited: {plan.skip_reason}", *request.region.notes)
+        )
+        stats = self._stats(request, empty_plan, 0, 0)
         with exclusive(self.state.history):
             result = EditResult(
                 id=self.state.history.next_id(),
@@ -282,23 +285,23 @@ class EditPipeline:
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """Return the cost of so many steps; bytes and graphs aside."""
-        costs, dilation = self.planner.costs(request.config), plan.dilation
-        dense = dilation[plan.start :].count(Step.DENSE) if dilation else steps
+        costs, dilation, start = plan.costs, plan.mode.dilation, plan.mode.start
+        dense = dilation[start:].count(Step.DENSE) if dilation else steps
         return EditStats(
             mask_area=plan.mask.area,
             mask_source=plan.mask.source,
             mask_confidence=plan.mask.confidence,
             active_rows=costs.rows(plan.mask.grid, dilation) if dilation else costs.sizes if steps else (),
-            growth=as_growth(dilation),
+            growth=plan.mode.growth,
             unet_evaluations_dense=plan.probes + dense,
             unet_evaluations_sparse=steps - dense,
             macs=macs,
-            macs_dense=costs.dense(plan.start),
+            macs_dense=costs.dense(start),
             seconds=request.stopwatch.done(),
             recorded_bytes=0,
             fallback=plan.fallback,
             notes=plan.notes,
-            steps_shared=plan.start,
+            steps_shared=start,
         )
 
 

@@ -5,7 +5,7 @@ Spends no UNet call but those that a mask needs; keeps nothing. Knows neither pi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,7 @@ from fisedit.sampling.prompt_encoding import EncodedPrompt
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import (
     EditMask,
-    EditRun,
+    EditMode,
     GenerationConfig,
     Inversion,
     MaskSource,
@@ -28,8 +28,6 @@ from fisedit.values import (
     RegionalPrompt,
     SchedulerName,
     Step,
-    as_dilations,
-    as_growth,
     entry_steps,
 )
 
@@ -57,39 +55,33 @@ class EditPlan:
 
     Args:
         mask: the cells that may change.
+        costs: The costs of the picture's steps and decode.
         prompt: encoded; None where nothing is run.
-        dilation: latent cells computed beyond the mask at each step, or `Step.DENSE`; () for a dense run.
+        mode: The way it runs; of a soft mask its start is the step at which the first cells join.
         fallback: why it runs dense, or "".
         skip_reason: why it need not run, or "".
         notes: for the user.
         probes: dense evaluations besides the steps'.
         extra_macs: MACs of those, of reading references, of a check, and of a run that was broken off.
         check: looks for drift at one step, or None.
-        recorded: the source was made with the same adapters.
         reuses_unconditional: the first step, where it is dense, takes the unconditional prediction from the source.
-        start: index of the first step to run; of a soft mask that at which its first cells join.
         protected: booleans [h, w], cells that the mask may not grow to, or None.
-        regional: cells with prompts of their own.
         has_rim: whether cells beside the mask that show the edit become a part of it when it is decoded.
-        rim: booleans [h, w], those cells as they were found before; None to find them.
     """
 
     mask: EditMask
+    costs: Costs
     prompt: EncodedPrompt | None = None
-    dilation: tuple[Dilation, ...] = ()
+    mode: EditMode = field(default_factory=EditMode)
     fallback: str = ""
     skip_reason: str = ""
     notes: tuple[str, ...] = ()
     probes: int = 0
     extra_macs: int = 0
     check: DriftCheck | None = None
-    recorded: bool = False
     reuses_unconditional: bool = False
-    start: int = 0
     protected: BoolGrid | None = None
-    regional: tuple[RegionalPrompt, ...] = ()
     has_rim: bool = False
-    rim: BoolGrid | None = None
 
     @property
     def decoded_cells(self) -> BoolGrid:
@@ -108,15 +100,15 @@ class EditPlan:
         allowed: BoolGrid = dilate(whole, 1)
         return allowed if self.protected is None else allowed & ~self.protected
 
-    def run(self, request: EditRequest) -> EditRun:
-        """Return how the request is computed by this plan.
+    def with_dilation(self, dilation: tuple[Dilation, ...], fallback: str = "") -> EditPlan:
+        """The same with other steps.
 
         Args:
-            request: the request that is planned.
+            dilation: latent cells computed beyond the mask at each step, or `Step.DENSE`; () for a dense run.
+            fallback: why it is dense, or "".
         """
-        structure = float(request.structure) if self.dilation else 0.0
-        checked = self.check is not None
-        return EditRun(as_growth(self.dilation), structure, self.start, checked, request.erases, self.regional)
+        structure = self.mode.structure if dilation else 0.0
+        return replace(self, mode=replace(self.mode, dilation=dilation, structure=structure), fallback=fallback)
 
 
 class Planner:
@@ -137,7 +129,7 @@ class Planner:
             reason: for the user.
         """
         grid = np.zeros(self._engine.grids(request.config)[0], bool)
-        return EditPlan(EditMask(grid, MaskSource.NOWHERE), skip_reason=reason)
+        return EditPlan(EditMask(grid, MaskSource.NOWHERE), self.costs(request.config), skip_reason=reason)
 
     def plan_source(self, request: EditRequest, prompt: EncodedPrompt) -> EditPlan:
         """The plan of a picture that is generated or opened: dense, everywhere.
@@ -147,9 +139,11 @@ class Planner:
             prompt: encoded.
         """
         config, probes, extra_macs = request.config, 0, self._read_references(request)
+        costs = self.costs(config)
         if config.inversion is Inversion.DDIM:  # whose path begins with one evaluation of one branch
-            probes, extra_macs = 1, extra_macs + self.costs(config).dense_step() // self._engine.batch(config)
-        return EditPlan(self._full_mask(config), prompt, notes=prompt.notes, probes=probes, extra_macs=extra_macs)
+            probes, extra_macs = 1, extra_macs + costs.dense_step() // self._engine.batch(config)
+        mask = self._full_mask(config)
+        return EditPlan(mask, costs, prompt, notes=prompt.notes, probes=probes, extra_macs=extra_macs)
 
     def plan_edit(self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory) -> EditPlan:
         """The plan of an edit over its source's trajectory.
@@ -163,7 +157,9 @@ class Planner:
             MaskError: the mask has fewer components than `instance` asks for. NumericsError: NaN in recorded attention.
         """
         extra_macs, config = self._read_references(request), request.config
-        scope = EditScope(self._engine, source, config, (prompt.embeddings, prompt.keys), request.script)
+        costs = self.costs(config, recorded=self._engine.has_adapter_features(source, config))
+        text = prompt.embeddings, prompt.keys
+        scope = EditScope(self._engine, source, config, text, request.script, costs.dense_step())
         with request.stopwatch.stage("mask"):
             found = request.region.resolve(scope)
             regional = self._regional(request, scope)
@@ -176,26 +172,24 @@ class Planner:
         if request.erases and (found.reason or mask.grid.all()):
             raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):
-            costs, cells = self.costs(config), mask.cells(config.num_timesteps)
+            cells = mask.cells(config.num_timesteps)
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
             is_sparse = request.erases or regional or request.is_frame
             reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation, start))
         by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
         plan = EditPlan(
             mask,
+            costs,
             prompt,
-            () if reason else dilation,
-            reason,
+            EditMode(dilation, float(request.structure), start, erases=request.erases, regional=regional),
             notes=(*prompt.notes, *request.region.notes, *self._adapter_notes(request, start)),
             probes=scope.probes,
             extra_macs=extra_macs + scope.macs + len(regional) * costs.text(),
-            recorded=self._engine.has_adapter_features(source, config),
             reuses_unconditional=self._reuses_unconditional(request, prompt, source, start),
-            start=start,
             protected=request.region.protected(scope),
-            regional=regional,
             has_rim=by_words and not request.is_frame,
         )
+        plan = plan.with_dilation((), reason) if reason else plan
         if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
             return plan
         return self._with_drift_check(request, plan)
@@ -238,7 +232,7 @@ class Planner:
         return mask, min(mask.cells(steps).start, steps - 1)
 
     def plan_recorded(
-        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory | None, mask: EditMask, run: EditRun
+        self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory | None, mask: EditMask, run: EditMode
     ) -> EditPlan:
         """The plan of an edit, or of a source, just as it was computed before.
 
@@ -250,18 +244,17 @@ class Planner:
             run: how it was computed.
         """
         shares = source is not None and self._reuses_unconditional(request, prompt, source, run.start)
+        recorded = source is not None and self._engine.has_adapter_features(source, request.config)
         mask = mask if run.rim is None else mask.with_cells(mask.grid & ~run.rim)
         plan = EditPlan(
             mask,
+            self.costs(request.config, recorded=recorded),
             prompt,
-            as_dilations(run.growth),
-            "" if run.growth else "it ran dense when it was made first",
+            run,
+            "" if run.dilation else "it ran dense when it was made first",
             notes=prompt.notes,
             reuses_unconditional=shares,
-            start=run.start,
-            regional=run.regional,
             has_rim=run.rim is not None,
-            rim=run.rim,
         )
         return self._with_drift_check(request, plan, passed=True) if run.checked else plan
 
@@ -273,11 +266,13 @@ class Planner:
             plan: the plan that was run until the drift was found.
             drift: the larger mask, and the step.
         """
-        costs, old_mask = self.costs(request.config, recorded=plan.recorded), plan.mask
-        steps_run = plan.dilation[plan.start : drift.step + 1]
+        costs, old_mask, start = plan.costs, plan.mask, plan.mode.start
+        steps_run = plan.mode.dilation[start : drift.step + 1]
         spent = sum(costs.sparse_step(old_mask.grid, cells) for cells in steps_run)
         extra_macs = spent - self._shared_macs(request, plan, costs)
-        plan = replace(plan, extra_macs=plan.extra_macs + extra_macs, check=None)
+        plan = replace(
+            plan, extra_macs=plan.extra_macs + extra_macs, check=None, mode=replace(plan.mode, checked=False)
+        )
         full = self._full_mask(request.config)
         grid = full.grid if drift.is_global else drift.grid
         if plan.protected is not None:
@@ -286,14 +281,13 @@ class Planner:
         mask = replace(full, grid=mask.grid, pixels=mask.pixels) if drift.is_global else mask
         if drift.is_global:
             reason = f"at step {drift.step} the edit changed the picture everywhere"
-            return replace(plan, mask=mask, dilation=(), fallback=reason)
+            return replace(plan, mask=mask).with_dilation((), reason)
         note = f"the mask was grown from {old_mask.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
-        dilation, cells = plan.dilation, mask.cells(request.config.num_timesteps)
-        if costs.dense_is_cheaper(cells, dilation, plan.start):
-            dilation = self._choose_dilations(request, cells, plan.start, costs)
-        reason = costs.dense_is_cheaper(cells, dilation, plan.start)
-        dilation, notes = () if reason else dilation, (*plan.notes, note)
-        return replace(plan, mask=mask, dilation=dilation, fallback=reason, notes=notes)
+        dilation, cells = plan.mode.dilation, mask.cells(request.config.num_timesteps)
+        if costs.dense_is_cheaper(cells, dilation, start):
+            dilation = self._choose_dilations(request, cells, start, costs)
+        reason = costs.dense_is_cheaper(cells, dilation, start)
+        return replace(plan, mask=mask, notes=(*plan.notes, note)).with_dilation(() if reason else dilation, reason)
 
     def costs(self, config: GenerationConfig, *, recorded: bool = False) -> Costs:
         """Costs of a config.
@@ -311,11 +305,11 @@ class Planner:
             request: the request that is planned.
             plan: plan of the request.
         """
-        costs, cells = self.costs(request.config, recorded=plan.recorded), self._cells(request, plan)
+        costs, mode, cells = plan.costs, plan.mode, self._cells(request, plan)
         run = (
-            costs.sparse(cells, plan.dilation, plan.start, plan.decoded_cells)
-            if plan.dilation
-            else costs.dense(plan.start)
+            costs.sparse(cells, mode.dilation, mode.start, plan.decoded_cells)
+            if mode.dilation
+            else costs.dense(mode.start)
         )
         return plan.extra_macs + run - self._shared_macs(request, plan, costs)
 
@@ -329,8 +323,8 @@ class Planner:
         Returns:
             Seconds; None where this machine has no cost table.
         """
-        costs = self.costs(request.config, recorded=plan.recorded)
-        return costs.seconds(self._cells(request, plan), plan.dilation, plan.start, plan.probes, plan.decoded_cells)
+        cells, mode = self._cells(request, plan), plan.mode
+        return plan.costs.seconds(cells, mode.dilation, mode.start, plan.probes, plan.decoded_cells)
 
     def recorded_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """Bytes of features that a plan's run will keep for later edits, about.
@@ -341,16 +335,16 @@ class Planner:
         """
         if plan.skip_reason:
             return 0
-        config, start, mask = request.config, plan.start, self._cells(request, plan)
+        config, dilation, start, mask = request.config, plan.mode.dilation, plan.mode.start, self._cells(request, plan)
         size = self._engine.record_size(config)
-        if not plan.dilation:
+        if not dilation:
             return self._engine.recorded_bytes(config, start)
-        costs, total = self.costs(config), 0
-        for i, count in steps_alike(mask, plan.dilation, start):
-            if plan.dilation[i] is Step.DENSE:  # and what it found changed
+        total = 0
+        for i, count in steps_alike(mask, dilation, start):
+            if dilation[i] is Step.DENSE:  # and what it found changed
                 total += count * (size.step + size.overlay(size.sizes))
             else:
-                total += count * size.overlay(costs.rows(mask.at(i), (plan.dilation[i],)))
+                total += count * size.overlay(plan.costs.rows(mask.at(i), (dilation[i],)))
         return total
 
     def _cells(self, request: EditRequest, plan: EditPlan) -> ActiveCells:
@@ -372,13 +366,12 @@ class Planner:
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan, *, passed: bool = False) -> EditPlan:
         """The plan with a check for drift, where one can be made; `passed` as in `drift_check.plan_check`."""
-        steps = request.config.num_timesteps - plan.start
-        if not plan.dilation or steps <= 1:
+        mode, steps = plan.mode, request.config.num_timesteps - plan.mode.start
+        if not mode.dilation or steps <= 1:
             return plan
-        check = drift_check.plan_check(plan.mask, steps, plan.start, passed=passed)
-        costs = self.costs(request.config, recorded=plan.recorded)
-        extra = costs.check_macs(plan.mask.grid, plan.dilation[check.step], check.cells)
-        return replace(plan, check=check, extra_macs=plan.extra_macs + extra)
+        check = drift_check.plan_check(plan.mask, steps, mode.start, passed=passed)
+        extra = plan.costs.check_macs(plan.mask.grid, mode.dilation[check.step], check.cells)
+        return replace(plan, check=check, extra_macs=plan.extra_macs + extra, mode=replace(mode, checked=True))
 
     def _reuses_unconditional(
         self, request: EditRequest, prompt: EncodedPrompt, source: Trajectory, start: int
@@ -389,9 +382,9 @@ class Planner:
         """MACs of a plan's first step that its source spent."""
         if not plan.reuses_unconditional:
             return 0
-        if not plan.dilation:
+        if not plan.mode.dilation:
             return costs.dense_step() // self._engine.batch(request.config)
-        return costs.branch() if plan.dilation[plan.start] is Step.DENSE else 0
+        return costs.branch() if plan.mode.dilation[plan.mode.start] is Step.DENSE else 0
 
     def _full_mask(self, config: GenerationConfig) -> EditMask:
         """The mask of all latent cells."""

@@ -120,14 +120,16 @@ class Renderer:
         """Sparse over the parent's trajectory, dense over it, or dense alone."""
         (request, plan), callback = jobs[0], self.callback(jobs[0][0])
         source = self.source(request)[0] if request.parent else None
-        if source and plan.dilation:
+        if source and plan.mode.dilation:
             return denoise.run_sparse(self.state.engine, source, [self.latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None
         blend_source = (plan.mask.cells(request.config.num_timesteps), source) if source else None
         text = plan.prompt.embeddings
         inputs = self._inpaint_inputs(request, plan)
         return [
-            denoise.run_dense(self.state.engine, request.config, text, callback, blend_source, None, plan.start, inputs)
+            denoise.run_dense(
+                self.state.engine, request.config, text, callback, blend_source, None, plan.mode.start, inputs
+            )
         ]
 
     def _inpaint_inputs(self, request: EditRequest, plan: EditPlan) -> Tensor | None:
@@ -141,29 +143,27 @@ class Renderer:
     def latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         """Return an edit as the denoising loop knows it."""
         assert plan.prompt is not None
-        steps = round(request.structure * max_injection_steps(request.config))
+        steps = round(plan.mode.structure * max_injection_steps(request.config))
         injection = AttentionInjection(steps, shared_tokens(request.script, self.state.engine)) if steps else None
         return LatentEdit(
             request.config,
             plan.prompt.embeddings,
             plan.prompt.keys,
             cells=plan.mask.cells(request.config.num_timesteps),
-            dilation=plan.dilation,
-            start=plan.start,
+            mode=plan.mode,
             injection=injection,
             check=plan.check,
-            erases=request.erases,
             read_text=plan.prompt.read,
-            regional=[(each.grid, text) for each, text in zip(plan.regional, plan.prompt.regional, strict=True)],
+            regional_text=plan.prompt.regional,
             inpaint_inputs=self._inpaint_inputs(request, plan),
         )
 
     def decode(self, request: EditRequest, plan: EditPlan, trajectory: Trajectory) -> RenderOutput:
         """The picture: of an edit, set into its parent's outside the mask."""
-        vae, latents, rim = self.state.engine.pipe.vae, trajectory.latents[-1], plan.rim
+        vae, latents, rim = self.state.engine.pipe.vae, trajectory.latents[-1], plan.mode.rim
         with request.stopwatch.stage("decode"), torch.inference_mode():
             cache = self.source(request)[1] if request.parent else None
-            if cache and plan.dilation:
+            if cache and plan.mode.dilation:
                 with self.state.cache.tiers.hold([cache.features]):  # before the decoder's layers are exchanged
                     image, decoder = self.state.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
             else:
@@ -229,7 +229,7 @@ class Renderer:
             result: The result.
             output: The picture that was rendered for it.
         """
-        base, features = result.parent if result.run.growth or result.run.start else None, output.decoder.features
+        base, features = result.parent if result.run.dilation or result.run.start else None, output.decoder.features
         if self.state.engine.executor.device.type == "cpu" and not isinstance(features, ShiftedFeatures):
             redecode = partial(
                 _decoder_features, self.state.engine.pipe.vae, output.decoded
@@ -257,7 +257,7 @@ class Renderer:
     def _rebuild(self, result: EditResult, on_step: OnStep | None) -> None:
         """Render a result again from its config, over its parent's trajectory where it has one."""
         parent = None if result.parent is None else self.state.history.find(result.parent)
-        if parent is not None and result.stats.unet_evaluations_dense + len(result.run.growth) == 0:
+        if parent is not None and result.stats.unet_evaluations_dense + len(result.run.dilation) == 0:
             self.state.cache.share(parent.id, result.id)
             return
         self.state.check_own_loras(result)
@@ -272,7 +272,7 @@ class Renderer:
             picture,
             strength=strength_for_start(run.start, config.num_timesteps),
             structure=run.structure,
-            erases=run.erased,
+            erases=run.erases,
             regional=tuple((Region.mask(each.grid), each.prompt) for each in run.regional),
             on_step=on_step,
         )

@@ -34,6 +34,7 @@ class EditScope:
         config: The config of the edit.
         text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention.
         script: what the prompt changes.
+        dense_macs: multiply-accumulates of a dense step.
 
     Attributes:
         probes: dense evaluations that were spent.
@@ -47,8 +48,10 @@ class EditScope:
         config: GenerationConfig,
         text: tuple[Tensor, dict[str, Tensor]],
         script: EditScript,
+        dense_macs: int,
     ) -> None:
         self._engine, self._source, self._config, self._text, self._script = engine, source, config, text, script
+        self._dense_macs = dense_macs
         self.cells = engine.grids(config)[0]
         self.probes = self.macs = 0
         self._by_words: dict[MaskOptions, tuple[EditMask, str]] = {}
@@ -99,7 +102,7 @@ class EditScope:
 
     def _account(self, probes: int, options: MaskOptions) -> None:
         """Add dense evaluations; "things" runs one branch of its last."""
-        step = self._engine.costs(self._config).dense_step()
+        step = self._dense_macs
         single_branch = probes and options.method == OBJECT_MASKS
         self.probes += probes
         self.macs += probes * step - (step - step // self._engine.batch(self._config) if single_branch else 0)

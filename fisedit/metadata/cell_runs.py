@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fisedit.metadata.json_checks import require
-from fisedit.values import DENSE_GROWTH, LATENT_FACTOR, MAX_DILATION, MAX_REGIONS, EditRun, RegionalPrompt, check_prompt
+from fisedit.values import (
+    DENSE_GROWTH,
+    LATENT_FACTOR,
+    MAX_DILATION,
+    MAX_REGIONS,
+    EditMode,
+    RegionalPrompt,
+    as_dilations,
+    check_prompt,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +64,7 @@ def is_rim(rim: BoolGrid, grid: BoolGrid) -> bool:
     return bool(grid[rim].all() and grid[~rim].any())
 
 
-def run_entry(run: EditRun) -> dict[str, Any]:
+def run_entry(run: EditMode) -> dict[str, Any]:
     """Return an edit's run as JSON has it; what only some edits have is left out of the others.
 
     Args:
@@ -64,10 +73,10 @@ def run_entry(run: EditRun) -> dict[str, Any]:
     entry: dict[str, Any] = {name: getattr(run, name) for name in ("growth", "structure", "start", "checked")}
     regional = [{"prompt": each.prompt, "runs": run_lengths(each.grid)} for each in run.regional]
     rim = {} if run.rim is None else {"rim": run_lengths(run.rim)}
-    return entry | ({"erased": True} if run.erased else {}) | ({"regional": regional} if regional else {}) | rim
+    return entry | ({"erased": True} if run.erases else {}) | ({"regional": regional} if regional else {}) | rim
 
 
-def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
+def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditMode:
     """Return an edit's run from JSON.
 
     Args:
@@ -85,7 +94,7 @@ def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditRun:
     size = config.height // LATENT_FACTOR, config.width // LATENT_FACTOR
     rim = decode_runs(entry["rim"], *size) if "rim" in entry else None
     regional = _parse_regional(entry.get("regional", []), *size)
-    run = EditRun(growth, float(structure), start, checked, erased, regional, rim)
+    run = EditMode(as_dilations(growth), float(structure), start, checked, erased, regional, rim)
     require(not (run.needs_mask and DENSE_GROWTH in growth))
     return run
 

@@ -28,7 +28,7 @@ from fisedit.values import (
     LATENT_FACTOR,
     AdapterReference,
     EditMask,
-    EditRun,
+    EditMode,
     GenerationConfig,
     MaskSource,
     SchedulerName,
@@ -83,7 +83,7 @@ class PastEdit:
 
     prompt: str
     mask: EditMask
-    run: EditRun
+    run: EditMode
     change: str
     like: tuple[AdapterReference, ...] = ()
     textual_inversions: tuple[str, ...] = ()

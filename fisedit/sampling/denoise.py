@@ -90,7 +90,7 @@ def run_sparse(
     """
     edit, runner = edits[0], SparseRunner(engine, source, edits)
     # With noise of its own, a multistep scheduler begins without history.
-    is_linear = runner.steps.uses_graphs and not (edit.config.seed != source.config.seed and edit.start)
+    is_linear = runner.steps.uses_graphs and not (edit.config.seed != source.config.seed and edit.mode.start)
     states = [_edit_state(engine, source, each, linear=is_linear) for each in edits]
 
     def watch(state: DenoisingState) -> None:
@@ -99,7 +99,7 @@ def run_sparse(
             difference = state.trajectory.predictions[i] - source.predictions[i]  # [1, 4, h, w]
             edit.check.compare(difference.float().norm(dim=1)[0].cpu().numpy())
 
-    with engine.tiers.reads(source.features, edit.start) as runner.reads:
+    with engine.tiers.reads(source.features, edit.mode.start) as runner.reads:
         denoise(states, runner, callback, watch=watch)
     for state in states:
         if isinstance(state.sampler, LinearSampler):
@@ -129,17 +129,17 @@ def run_clip(
         Final latents [1, 4, h, w] of every frame.
     """
     runner, states = FrameRunner(engine, source, edits, pads), [_edit_state(engine, source, each) for each in edits]
-    with engine.tiers.reads(source.features, edits[0].start) as runner.reads:
+    with engine.tiers.reads(source.features, edits[0].mode.start) as runner.reads:
         denoise(states, runner, callback)
     return [state.latents for state in states]
 
 
 def _edit_state(engine: Engine, source: Trajectory, edit: LatentEdit, *, linear: bool = False) -> DenoisingState:
     """Return an edit before its first step; `linear` as in `Engine.sampler`."""
-    blend = LatentBlend(edit.cells, source, edit.config, edit.start)
+    blend = LatentBlend(edit.cells, source, edit.config, edit.mode.start)
     sampler = engine.sampler(edit.config, source, noises=blend.noises(), linear=linear)
     trajectory = Trajectory(edit.config, text_keys=edit.text_keys, inpaint_inputs=edit.inpaint_inputs)
-    trajectory.copy_first_steps(source, edit.start, sampler)
+    trajectory.copy_first_steps(source, edit.mode.start, sampler)
     trajectory.latents.append(blend.first(sampler))
     return DenoisingState(trajectory, sampler, edit.text, blend)
 
@@ -157,13 +157,12 @@ def can_batch(engine: Engine, source: Trajectory, edits: Sequence[LatentEdit]) -
         not isinstance(engine.graphs.executor_for(engine.executor), str)
         and isinstance(engine.sampler(edit.config, source, linear=True), LinearSampler)
         and not (
-            edit.erases
-            or edit.regional
+            edit.mode.needs_mask
             or edit.config.like
-            or edit.start
+            or edit.mode.start
             or edit.injection
             or edit.check
-            or Step.DENSE in edit.dilation
+            or Step.DENSE in edit.mode.dilation
         )
         and not any(map(shifted, source.features))
         and len({e.text.shape for e in edits}) == 1

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def plans_of(executor: Executor, edit: LatentEdit) -> dict[int, SparsePlan]:
     """The plans of an edit's sparse steps from the first on; one object for steps that compute the same cells."""
-    cells, dilation, check = edit.cells, edit.dilation, edit.check
+    cells, dilation, start, check = edit.cells, edit.mode.dilation, edit.mode.start, edit.check
     plans: dict[int, SparsePlan] = {}
     known: dict[tuple[int, int, bool], SparsePlan] = {}
-    for i, width in enumerate(dilation[edit.start :], edit.start):
+    for i, width in enumerate(dilation[start:], start):
         if not isinstance(width, int):
             continue
         is_checked = check is not None and i == check.step
@@ -40,11 +40,11 @@ def _plan(
 ) -> SparsePlan:
     """Return the plan of one sparse step; other arguments as in `row_plan`."""
     plan = row_plan(executor, grid, dilation, extra_cells)
-    if edit.erases:
+    if edit.mode.erases:
         plan = hide_keys(plan, grid)
-    if edit.regional:
-        grids, texts = zip(*edit.regional, strict=True)
-        plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *texts)])
+    if edit.regional_text:
+        grids = [each.grid for each in edit.mode.regional]
+        plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *edit.regional_text)])
     return plan
 
 

@@ -111,7 +111,7 @@ class SparseRunner:
         i = states[0].i
         if self.reads is not None:
             self.reads.at(i)
-        is_dense = self._edits[0].dilation[i] is Step.DENSE
+        is_dense = self._edits[0].mode.dilation[i] is Step.DENSE
         predicted = [self._dense(state) for state in states] if is_dense else self._sparse(states)
         for _, features in predicted:
             records.let_page_out(self._engine, features, self._edits[0].config, i)
@@ -200,10 +200,10 @@ def _inputs(engine: Engine, states: Sequence[DenoisingState]) -> tuple[Tensor, T
 
 def _sparse_edit(engine: Engine, source: Trajectory, features: list[CachedFeatures], edit: LatentEdit) -> SparseEdit:
     text, text_keys = edit.text, edit.text_keys
-    if edit.regional or edit.read_text is not None:  # masks of later edits are made from the prompt's own alone
+    if edit.regional_text or edit.read_text is not None:  # masks of later edits are made from the prompt's own alone
         project_text(engine.executor.sites, text, text_keys)
         first = text if edit.read_text is None else edit.read_text
-        text, text_keys = torch.cat([first, *(own for _, own in edit.regional)], 1), {}
+        text, text_keys = torch.cat([first, *edit.regional_text], 1), {}
     return SparseEdit(
         plans=plans_of(engine.executor, edit),
         features=features,
@@ -215,7 +215,7 @@ def _sparse_edit(engine: Engine, source: Trajectory, features: list[CachedFeatur
         guidance=engine.guidance(edit.config),
         extra_layers=partial(engine.conditioning, edit.config) if edit.config.like else None,
         budget=engine.budget,
-        has_dense_steps=Step.DENSE in edit.dilation[edit.start :],
+        has_dense_steps=Step.DENSE in edit.mode.dilation[edit.mode.start :],
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fisedit.features.cache import CachedFeatures, FeatureDelta
     from fisedit.sampling.scheduler import Sampler
-    from fisedit.values import ActiveCells, BoolGrid, Dilation, GenerationConfig
+    from fisedit.values import ActiveCells, BoolGrid, EditMode, GenerationConfig
 
 MAX_INJECTION_RATIO = 0.4
 """Share of the steps whose queries are recorded, so that edits may keep their structure."""
@@ -141,13 +141,11 @@ class LatentEdit:
         text: embeddings [B, T, D].
         text_keys: keys and values of the text by projection, filled as they are needed.
         cells: The cells that it changes, by step.
-        dilation: latent cells computed beyond them, one number per step, or `Step.DENSE`.
-        start: index of the first step to run; those before are taken over from the source.
+        mode: The way it is computed.
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
-        erases: cells inside do not attend to one another.
         read_text: embeddings [B, T, D] that are read instead of `text`, of which later masks are made; None for those.
-        regional: regions [h, w] whose cells attend to embeddings [B, T, D] of their own.
+        regional_text: embeddings [B, T, D] of the prompts of the mode's regions.
         inpaint_inputs: The inputs of an inpainting UNet, see `Trajectory`.
     """
 
@@ -155,13 +153,11 @@ class LatentEdit:
     text: Tensor
     text_keys: dict[str, Tensor]
     cells: ActiveCells
-    dilation: Sequence[Dilation]
-    start: int = 0
+    mode: EditMode
     injection: AttentionInjection | None = None
     check: StepCheck | None = None
-    erases: bool = False
     read_text: Tensor | None = None
-    regional: Sequence[tuple[BoolGrid, Tensor]] = ()
+    regional_text: Sequence[Tensor] = ()
     inpaint_inputs: Tensor | None = None
 
 

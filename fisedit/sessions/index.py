@@ -47,7 +47,7 @@ from fisedit.values import (
 
 if TYPE_CHECKING:
     from fisedit.history import EditResult
-    from fisedit.values import EditRun
+    from fisedit.values import EditMode
 
 VERSION = 4
 _OLDEST = 2
@@ -101,7 +101,7 @@ class ResultEntry:
     mask_source: MaskSource
     mask_confidence: float
     stats: EditStats
-    run: EditRun
+    run: EditMode
     model: str
     files: Mapping[str, str]
     pages: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ from fisedit.values.edit_mask import (
     soft_levels,
 )
 from fisedit.values.edit_run import (
-    EditRun,
+    EditMode,
     EditStats,
     Quality,
     check_quality,
@@ -104,7 +104,7 @@ __all__ = [
     "Dilation",
     "EditKind",
     "EditMask",
-    "EditRun",
+    "EditMode",
     "EditScript",
     "EditStats",
     "GenerationConfig",

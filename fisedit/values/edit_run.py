@@ -8,11 +8,11 @@ from math import nextafter
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError, as_text
-from fisedit.values.base import copy_on_read, is_number
+from fisedit.values.base import as_growth, copy_on_read, is_number
 from fisedit.values.edit_mask import MaskSource, RegionalPrompt, frozen
 
 if TYPE_CHECKING:
-    from fisedit.values.base import BoolGrid
+    from fisedit.values.base import BoolGrid, Dilation
 
 
 class Quality(StrEnum):
@@ -24,25 +24,25 @@ class Quality(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class EditRun:
-    """The way an edit was computed: beside its config and its mask, what it takes to compute it again.
+class EditMode:
+    """The way an edit is computed: beside its config and its mask, what it takes to compute it again.
 
     Args:
-        growth: latent cells computed beyond the mask at each step, or `DENSE_GROWTH`; () where the run was dense.
-        structure: share of the steps that may inject the source's attention which did, 0 to 1.
+        dilation: latent cells computed beyond the mask at each step, or `Step.DENSE`; () for a dense run.
+        structure: share of the steps that may inject the source's attention which do, 0 to 1.
         start: so many first steps are the parent's.
-        checked: whether it was checked for drift, which moves roundings.
-        erased: whether cells inside the mask did not attend to one another.
-        regional: cells that attended to prompts of their own.
-        rim: booleans [h, w], cells of the mask whose latents are the parent's and that were painted since what changed
-            beside them shows there; None where such cells were not looked for.
+        checked: whether it is checked for drift, which moves roundings.
+        erases: whether cells inside the mask do not attend to one another.
+        regional: cells that attend to prompts of their own.
+        rim: booleans [h, w], cells beside what the mask was that are painted too, since the change shows there; None
+            where such cells were not looked for, or not yet.
     """
 
-    growth: tuple[int, ...] = ()
+    dilation: tuple[Dilation, ...] = ()
     structure: float = 0.0
     start: int = 0
     checked: bool = False
-    erased: bool = False
+    erases: bool = False
     regional: tuple[RegionalPrompt, ...] = ()
     rim: BoolGrid | None = field(default=None, repr=False)
 
@@ -54,7 +54,12 @@ class EditRun:
     @property
     def needs_mask(self) -> bool:
         """Return whether every step ran inside the mask, since nothing else would have been the same picture."""
-        return self.erased or bool(self.regional)
+        return self.erases or bool(self.regional)
+
+    @property
+    def growth(self) -> tuple[int, ...]:
+        """`dilation` as requests and files name it."""
+        return as_growth(self.dilation)
 
 
 @copy_on_read("seconds")

@@ -430,7 +430,7 @@ def test_variations_of_what_was_erased_erase(state, session):
     first = last(handlers.erase(state, session, region))
     last(variations.vary(state, session, session.current.prompt))
     others = [result for result in session.history if result.parent == first.parent and result is not first]
-    assert len(others) == 4 and all(result.run.erased for result in others)
+    assert len(others) == 4 and all(result.run.erases for result in others)
     assert len({result.image.tobytes() for result in [first, *others]}) == 5
 
 

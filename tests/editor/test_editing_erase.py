@@ -17,7 +17,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import ActiveCells
+from fisedit.values import ActiveCells, EditMode
 from tests.support import oracle
 from tests.support.edits import CAT, DOG, FP32, as_oracle, check_outside, config_of, latents, record, same, unwatched
 from tests.support.grids import grids
@@ -52,7 +52,9 @@ def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
     source = record(engine, config)
     changed, steps = replace(config, prompt="", seed=config.seed + 1), config.num_timesteps
     with torch.inference_mode():
-        edit = LatentEdit(changed, engine.encode(changed), {}, ActiveCells(grid), (growth,) * steps, erases=True)
+        edit = LatentEdit(
+            changed, engine.encode(changed), {}, ActiveCells(grid), EditMode((growth,) * steps, erases=True)
+        )
         (got,) = denoise.run_sparse(engine, source, [edit], unwatched)
     maps: list[oracle.Maps] = [{} for _ in range(steps)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
@@ -75,7 +77,7 @@ def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
         pipe.unet.set_attn_processor(AttnProcessor2_0())
         del pipe.prepare_latents
     assert oracle.deviation(latents(got), run.latents) <= FP32
-    plain = LatentEdit(changed, edit.text, {}, ActiveCells(grid), (growth,) * steps)
+    plain = LatentEdit(changed, edit.text, {}, ActiveCells(grid), EditMode((growth,) * steps))
     with torch.inference_mode():
         (without,) = denoise.run_sparse(engine, source, [plain], unwatched)
     assert oracle.deviation(latents(without), run.latents) > 10 * FP32
@@ -97,7 +99,7 @@ def test_it_keeps_what_is_outside_and_the_prompt(editor):
     source = editor.current
     result = editor.erase(Region.mask(SQUARE))
     check_outside(editor, result, source)
-    assert (result.prompt, result.run.erased, result.stats.fallback) == (CAT, True, "")
+    assert (result.prompt, result.run.erases, result.stats.fallback) == (CAT, True, "")
     assert np.array_equal(result.mask.grid, SQUARE) and result.config.seed == 8
     editor.undo()
     assert not same(editor.erase(Region.mask(SQUARE), seed=3), result)
@@ -126,11 +128,11 @@ def test_its_way_back(editor, tmp_path):
     editor.save(tmp_path / "session")
     loaded = Editor.from_pretrained("demo", local_files_only=True)
     loaded.load(tmp_path / "session")
-    assert loaded.history.find(result.id).run.erased and not loaded.history.find(over.id).run.erased
+    assert loaded.history.find(result.id).run.erases and not loaded.history.find(over.id).run.erases
     loaded.checkout(result.id)
     loaded.write(tmp_path / "erased.png")
     remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
-    assert same(remade.current, result) and remade.current.run.erased
+    assert same(remade.current, result) and remade.current.run.erases
 
 
 def test_what_cannot_be_erased(editor):
@@ -167,7 +169,7 @@ def test_of_a_picture_that_was_opened_without_words(editor, tmp_path):
     editor.save(tmp_path / "session")
     loaded = Editor.from_pretrained("demo", local_files_only=True)
     loaded.load(tmp_path / "session")
-    assert loaded.current.run.erased and same(loaded.current, result)
+    assert loaded.current.run.erases and same(loaded.current, result)
     remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
     assert remade.current.config.opened
 
@@ -190,6 +192,6 @@ def test_a_remade_variation_stays_where_it_was(editor, tmp_path):
     remade = Editor.remake(
         Image.open(tmp_path / "varied.png"), changes={"num_inference_steps": 5}, local_files_only=True
     )
-    assert [result.run.erased for result in remade.history] == [False, True, False]
+    assert [result.run.erases for result in remade.history] == [False, True, False]
     assert np.array_equal(remade.history[1].mask.grid, erased.mask.grid)
     assert remade.current.config.seed == 99 and remade.current.mask.grid.any()

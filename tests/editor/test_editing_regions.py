@@ -17,7 +17,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import ActiveCells
+from fisedit.values import ActiveCells, EditMode, RegionalPrompt
 from tests.support import oracle
 from tests.support.edits import (
     CAT,
@@ -75,9 +75,16 @@ def test_every_row_attends_to_the_text_of_its_region(pipelines, growth):
     grid, steps = LEFT | RIGHT, config.num_timesteps
     with torch.inference_mode():
         texts = [engine.encode(replace(config, prompt=prompt)) for prompt in (DOG, *OWN)]
-        regional = list(zip((LEFT, RIGHT), texts[1:], strict=True))
+        regional = tuple(RegionalPrompt(*each) for each in zip(OWN, (LEFT, RIGHT), strict=True))
         changed = replace(config, prompt=DOG)
-        edit = LatentEdit(changed, texts[0], {}, ActiveCells(grid), (growth,) * steps, regional=regional)
+        edit = LatentEdit(
+            changed,
+            texts[0],
+            {},
+            ActiveCells(grid),
+            EditMode((growth,) * steps, regional=regional),
+            regional_text=texts[1:],
+        )
         (got,) = denoise.run_sparse(engine, source, [edit], unwatched)
     maps: list[oracle.Maps] = [{} for _ in range(steps)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):

@@ -15,7 +15,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, max_injection_steps
 from fisedit.sparse_kernels.dilation import dilate, erode
-from fisedit.values import DENSE_GROWTH, ActiveCells, MaskSource
+from fisedit.values import DENSE_GROWTH, ActiveCells, EditMode, MaskSource
 from tests.support.edits import CAT, DOG, Calls, latents, masks_square, pixels_outside
 from tests.support.grids import grids
 
@@ -178,7 +178,7 @@ def test_all_structure_and_the_same_words_attend_as_the_source_did(shipped):
     kept = AttentionInjection(max_injection_steps(result.config), tuple((i, i) for i in range(77)))
     with torch.inference_mode():
         text = engine.encode(result.config)
-        edit = LatentEdit(result.config, text, {}, ActiveCells(grid), (1,) * 6, injection=kept)
+        edit = LatentEdit(result.config, text, {}, ActiveCells(grid), EditMode((1,) * 6), injection=kept)
         (again,) = denoise.run_sparse(engine, trajectory, [edit], lambda *_: None)
     assert kept.steps == 2
     for ours, theirs in zip(again.latents, trajectory.latents, strict=True):

@@ -25,7 +25,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
-from fisedit.values import ActiveCells
+from fisedit.values import ActiveCells, EditMode
 from tests.support.edits import CAT, DOG, config_of, record
 from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
@@ -86,7 +86,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
-        told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), steps)
+        told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), EditMode(steps))
         (trajectory,) = denoise.run_sparse(engine, source, [told], lambda *_: setattr(watched, "on", True))
     assert trajectory.captured == 4 and len(trajectory.latents) == 5 and not watched.on
     assert watched.count > 400 and watched.seen == []

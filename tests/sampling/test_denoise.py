@@ -20,7 +20,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import ActiveCells, EditMask, MaskSource, Step, first_step
+from fisedit.values import ActiveCells, EditMask, EditMode, MaskSource, Step, first_step
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
@@ -89,7 +89,7 @@ def test_an_edit_takes_the_branch_without_words_of_its_first_step_from_the_sourc
     with torch.inference_mode():
         text, its = engine.encode(edit), engine.encode(other)
         (over,) = denoise.run_sparse(
-            engine, source, [LatentEdit(brushed, text, {}, ActiveCells(grid), (1,) * 4)], unwatched
+            engine, source, [LatentEdit(brushed, text, {}, ActiveCells(grid), EditMode((1,) * 4))], unwatched
         )  # its first step is half another's
 
     def dense(config, text, trajectory, start=0):
@@ -185,7 +185,7 @@ def test_a_seed_and_a_strength_are_image_to_image_of_diffusers(pipelines, schedu
         dense = denoise.run_dense(engine, edit, text, unwatched, (ActiveCells(everywhere), source), start=start)
         half = np.arange(16) < np.full((16, 1), 8)
         (part,) = denoise.run_sparse(
-            engine, source, [LatentEdit(edit, text, {}, ActiveCells(half), (1,) * 8, start)], unwatched
+            engine, source, [LatentEdit(edit, text, {}, ActiveCells(half), EditMode((1,) * 8, start=start))], unwatched
         )
     assert oracle.deviation(dense.latents[-1], expected) <= FP32
     for got, kept in zip(part.latents[start:], source.latents[start:], strict=True):
@@ -224,7 +224,7 @@ def test_a_sparse_edit_is_the_oracles(pipelines, scheduler, start):
     source = record(engine, config)
     edit = replace(config, prompt=DOG)
     with torch.inference_mode():
-        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), (0,) * STEPS, start)
+        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), EditMode((0,) * STEPS, start=start))
         (got,) = denoise.run_sparse(engine, source, [told], unwatched)
     maps = [{} for _ in range(STEPS)]
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
@@ -374,7 +374,7 @@ def test_frames_meet_the_noise_of_their_source(pipelines, scheduler):
     engine, config = Engine(pipelines["shallow"]), config_of(scheduler=scheduler, num_inference_steps=4)
     source, edit = record(engine, config), replace(config, prompt=DOG)
     with torch.inference_mode():
-        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), (1,) * 4)
+        told = LatentEdit(edit, engine.encode(edit), {}, ActiveCells(SQUARE), EditMode((1,) * 4))
         (alone,) = denoise.run_sparse(engine, source, [told], unwatched)
         frames = denoise.run_clip(engine, source, [told, told], unwatched)
     for frame in frames:

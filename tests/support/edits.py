@@ -14,7 +14,7 @@ from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import LATENT_FACTOR, ActiveCells, Step, make_generation_config
+from fisedit.values import LATENT_FACTOR, ActiveCells, EditMode, Step, make_generation_config
 from tests.support import oracle
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def replay(
     changed = mask if isinstance(mask, ActiveCells) else ActiveCells(mask)
     config = replace(source.config, prompt=prompt, seed=source.config.seed if seed is None else seed)
     with torch.inference_mode():
-        edit = LatentEdit(config, engine.encode(config), {}, changed, growth, changed.start)
+        edit = LatentEdit(config, engine.encode(config), {}, changed, EditMode(tuple(growth), start=changed.start))
         return denoise.run_sparse(engine, source, [edit], unwatched)[0]
 
 

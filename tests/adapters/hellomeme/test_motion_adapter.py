@@ -172,7 +172,7 @@ def test_a_clip_of_everything_is_the_pipelines(pipe, tmp_path):
     everywhere, pipeline = Region.mask(np.ones((16, 16), bool)), editor._pipeline
     requests = [pipeline.requests.edit(DOG, everywhere) for _ in range(FRAMES)]
     plan = pipeline.plan(replace(requests[0], is_frame=True))
-    assert plan.dilation and not plan.fallback
+    assert plan.mode.dilation and not plan.fallback
     edits = [pipeline.renderer.latent_edit(each, plan) for each in requests]
     trajectory = editor._trajectory_cache.get(source.id)[0]
     found = torch.cat(denoise.run_clip(editor._engine, trajectory, edits, lambda *_: None))

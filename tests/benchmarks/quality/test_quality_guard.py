@@ -21,7 +21,7 @@ from fisedit.masking.drift_check import DriftDetected, plan_check
 from fisedit.models.loader import load
 from fisedit.sampling import denoise
 from fisedit.sampling.trajectory import LatentEdit
-from fisedit.values import ActiveCells, EditMask, MaskSource
+from fisedit.values import ActiveCells, EditMask, EditMode, MaskSource
 from tests.support.grids import grids
 from tests.support.quality import needs_font
 
@@ -94,7 +94,7 @@ def drifts(case: EditCase, grid: BoolGrid) -> DriftDetected | None:
     """What the check says of an edit in a mask [h, w] that words are said to have found."""
     engine, config = case.engine, case.config
     check = plan_check(EditMask(grid, MaskSource.ATTENTION), STEPS)
-    edit = LatentEdit(config, engine.encode(config), {}, ActiveCells(grid), (1,) * STEPS, check=check)
+    edit = LatentEdit(config, engine.encode(config), {}, ActiveCells(grid), EditMode((1,) * STEPS), check=check)
 
     def stop(i: int, *_: object) -> None:
         if i > check.step:
