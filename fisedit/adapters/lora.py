@@ -27,9 +27,9 @@ from fisedit.values import check_scale, make_generation_config
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from diffusers import StableDiffusionPipeline
     from torch import nn
 
+    from fisedit.machine.model import Model
     from fisedit.values import SchedulerName
 
 FILE = "pytorch_lora_weights.safetensors"
@@ -42,7 +42,7 @@ _scales: WeakKeyDictionary[nn.Module, dict[str, float]] = WeakKeyDictionary()
 """UNet -> scales by name of the LoRAs that were loaded into its pipeline here, by whichever editor."""
 
 
-def loaded_scales(pipe: StableDiffusionPipeline) -> Mapping[str, float]:
+def loaded_scales(pipe: Model) -> Mapping[str, float]:
     """Scales by name of the LoRAs that were loaded here.
 
     Args:
@@ -113,7 +113,7 @@ def suggested_sampling(source: str | Path) -> SuggestedSampling | None:
 
 
 @default_torch_state()
-def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str:
+def load(pipe: Model, source: str | Path, scale: float) -> str:
     """Load a LoRA beside those that were loaded here; all other LoRAs in the pipeline are disabled.
 
     Args:
@@ -151,7 +151,7 @@ def load(pipe: StableDiffusionPipeline, source: str | Path, scale: float) -> str
     return name
 
 
-def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> None:
+def set_scales(pipe: Model, scales: Mapping[str, float]) -> None:
     """Set the scales of LoRAs in the UNet and in the text encoder; all others are disabled.
 
     Args:
@@ -170,7 +170,7 @@ def set_scales(pipe: StableDiffusionPipeline, scales: Mapping[str, float]) -> No
 
 
 @default_torch_state()
-def unload(pipe: StableDiffusionPipeline, name: str) -> None:
+def unload(pipe: Model, name: str) -> None:
     """Unload a LoRA; after the last one the pipeline is as it was.
 
     Args:
@@ -181,7 +181,7 @@ def unload(pipe: StableDiffusionPipeline, name: str) -> None:
         _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)
 
 
-def _take_out(pipe: StableDiffusionPipeline, remaining: Mapping[str, float], name: str) -> None:
+def _take_out(pipe: Model, remaining: Mapping[str, float], name: str) -> None:
     with exclusive(*_parts(pipe).values()):
         loaded_names = {one for names in pipe.get_list_adapters().values() for one in names}
         if loaded_names <= {name}:
@@ -193,7 +193,7 @@ def _take_out(pipe: StableDiffusionPipeline, remaining: Mapping[str, float], nam
             set_scales(pipe, remaining)
 
 
-def _parts(pipe: StableDiffusionPipeline) -> dict[str, nn.Module]:
+def _parts(pipe: Model) -> dict[str, nn.Module]:
     return {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
 
 

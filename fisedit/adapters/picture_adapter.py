@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import TypeVar
 
-    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+    from diffusers import UNet2DConditionModel
     from PIL.Image import Image
     from torch import Tensor
 
     from fisedit.adapters.base import UNetAdapter
     from fisedit.features.cache import CachedFeatures
+    from fisedit.machine.model import Model
     from fisedit.sparse.executor import Executor
     from fisedit.values import AdapterUse, GenerationConfig
 
@@ -47,7 +48,7 @@ class AdapterInputs:
         branches: guidance branches, 1 or 2.
     """
 
-    pipe: StableDiffusionPipeline
+    pipe: Model
     executor: Executor
     given: Image | Drive
     config: GenerationConfig

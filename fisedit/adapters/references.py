@@ -26,12 +26,12 @@ from fisedit.values import CONTROL, DRIVE, MOTION, REFERENCE, AdapterReference, 
 from fisedit.values.drive import Drive
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
 
     from fisedit.adapters.base import UNetAdapter
     from fisedit.adapters.picture_adapter import PictureAdapter
     from fisedit.features.cache import CachedFeatures
+    from fisedit.machine.model import Model
     from fisedit.sparse.executor import Executor
     from fisedit.values import Box, GenerationConfig
 
@@ -69,7 +69,7 @@ class References:
         executor: The executor of its UNet.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, executor: Executor) -> None:
+    def __init__(self, pipe: Model, executor: Executor) -> None:
         self._pipe, self._executor = pipe, executor
         self.adapters: dict[str, LoadedAdapter] = {}
         self.pictures: dict[str, Image] = {}

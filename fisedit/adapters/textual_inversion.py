@@ -26,9 +26,9 @@ from fisedit.prompts.weighting import parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from diffusers import StableDiffusionPipeline
     from torch import nn
 
+    from fisedit.machine.model import Model
     from fisedit.values import GenerationConfig
 
 _TOKEN = re.compile(r"[^\W_][\w-]*|<[\w-]+>")
@@ -41,7 +41,7 @@ _loaded: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
 """Text encoder -> words that were loaded here and the first digits of their files' SHA-256."""
 
 
-def loaded(pipe: StableDiffusionPipeline) -> Mapping[str, str]:
+def loaded(pipe: Model) -> Mapping[str, str]:
     """Words that were loaded here, and the first digits of their files' SHA-256.
 
     Args:
@@ -51,7 +51,7 @@ def loaded(pipe: StableDiffusionPipeline) -> Mapping[str, str]:
 
 
 @default_torch_state()
-def load(pipe: StableDiffusionPipeline, source: str | Path, token: str | None = None) -> str:
+def load(pipe: Model, source: str | Path, token: str | None = None) -> str:
     """Load the embeddings of a word.
 
     Args:
@@ -109,7 +109,7 @@ def own_word(file: Path) -> str | None:
 
 
 @default_torch_state()
-def unload(pipe: StableDiffusionPipeline, token: str) -> None:
+def unload(pipe: Model, token: str) -> None:
     """Take the embeddings of a word out.
 
     Args:
@@ -132,7 +132,7 @@ def unload(pipe: StableDiffusionPipeline, token: str) -> None:
         _loaded[pipe.text_encoder] = {name: digest for name, digest in loaded(pipe).items() if name != word}
 
 
-def used(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Sequence[str] = ()) -> tuple[str, ...]:
+def used(pipe: Model, config: GenerationConfig, prompts: Sequence[str] = ()) -> tuple[str, ...]:
     """The loaded words that a config's prompts hold, each as "word:digest", sorted.
 
     Args:
@@ -151,7 +151,7 @@ def used(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Seque
     return tuple(sorted(f"{word}:{words[word]}" for word in found))
 
 
-def check_words(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts: Sequence[str] = ()) -> None:
+def check_words(pipe: Model, config: GenerationConfig, prompts: Sequence[str] = ()) -> None:
     """Raise SessionError if a config's prompts would now be read with other words than they were.
 
     Args:
@@ -167,7 +167,7 @@ def check_words(pipe: StableDiffusionPipeline, config: GenerationConfig, prompts
         )
 
 
-def check_named(pipe: StableDiffusionPipeline, prompt: str, name: str = "prompt") -> None:
+def check_named(pipe: Model, prompt: str, name: str = "prompt") -> None:
     """Raise PromptError for a word that a prompt names by `embedding:` and that is not loaded.
 
     Args:

@@ -31,11 +31,11 @@ from fisedit.values import MaskSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from diffusers import StableDiffusionPipeline
     from numpy.typing import NDArray
 
     from fisedit.history import EditResult
     from fisedit.integrations.mask_providers import MaskProvider
+    from fisedit.machine.model import Model
     from fisedit.values import OnStep
 
 
@@ -176,7 +176,7 @@ class BatchWorker:
         if any(isinstance(one, SlicedAttnProcessor) for one in self._pipe.unet.attn_processors.values()):
             self._pipe.disable_attention_slicing()
 
-    def _load(self, device: str | None, dtype: str | None) -> StableDiffusionPipeline:
+    def _load(self, device: str | None, dtype: str | None) -> Model:
         local = self._settings.local_files_only
         editor = Editor.from_pretrained(self._settings.model, device=device, dtype=dtype, local_files_only=local)
         for source, scale in self._settings.loras:

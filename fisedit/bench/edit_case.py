@@ -24,10 +24,10 @@ from fisedit.models.loader import quiet_loaders
 from fisedit.sampling.engine import Engine
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
 
     from fisedit.history import EditResult
+    from fisedit.machine.model import Model
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid, GenerationConfig
 
@@ -222,7 +222,7 @@ class EditCase:
 
 
 def make_case(
-    pipe: StableDiffusionPipeline,
+    pipe: Model,
     edit: BenchmarkEdit,
     *,
     num_inference_steps: int,

@@ -46,10 +46,9 @@ from fisedit.values import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from diffusers import StableDiffusionPipeline
-
     from fisedit.bench.settings import ValidationSettings
     from fisedit.history import EditResult
+    from fisedit.machine.model import Model
 
 EDITS = (
     ("swap", *PROMPTS),
@@ -174,7 +173,7 @@ def _make_config(settings: ValidationSettings, side: int, prompt: str = PROMPTS[
 class _Run:
     """The results so far, in memory and in the folder."""
 
-    def __init__(self, pipe: StableDiffusionPipeline, settings: ValidationSettings, folder: Path) -> None:
+    def __init__(self, pipe: Model, settings: ValidationSettings, folder: Path) -> None:
         self._pipe, self._settings, self._folder = pipe, settings, folder
         self._editor = Editor(pipe)
         self._side = self._editor.native_size if settings.size is None else settings.size

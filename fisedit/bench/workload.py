@@ -16,9 +16,9 @@ from fisedit.values import LATENT_FACTOR, make_generation_config
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import StableDiffusionPipeline
 
     from fisedit.bench.settings import SpeedSettings
+    from fisedit.machine.model import Model
     from fisedit.values import BoolGrid, GenerationConfig
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
@@ -39,7 +39,7 @@ class Workload:
         dtype: the model's.
     """
 
-    pipe: StableDiffusionPipeline
+    pipe: Model
     config: GenerationConfig
     device: torch.device
     dtype: torch.dtype

@@ -22,7 +22,9 @@ from fisedit.machine.stopwatch import OTHER, SpanRecorder, current_recorder, rec
 from fisedit.models.injection import exclusive
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
+    from diffusers import AutoencoderKL, UNet2DConditionModel
+
+    from fisedit.machine.model import Model
 
 LayerWork = dict[tuple[str, int], tuple[int, int]]
 """(kind, level) -> (multiply-accumulates, bytes) of a step."""
@@ -54,7 +56,7 @@ def kind_of(site: LayerSite) -> str:
 
 
 @contextmanager
-def recorded_spans(pipe: StableDiffusionPipeline, recorder: SpanRecorder | None = None) -> Iterator[SpanRecorder]:
+def recorded_spans(pipe: Model, recorder: SpanRecorder | None = None) -> Iterator[SpanRecorder]:
     """Record the spans of a model's layers in the enclosed calls of this thread; the model is left as it was.
 
     Args:

@@ -17,7 +17,7 @@ from fisedit.models.paths import user_cache_folder
 from fisedit.storage import files
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
+    from fisedit.machine.model import Model
 
 _SHAPE_KEYS = (
     "block_out_channels",
@@ -42,7 +42,7 @@ def folder() -> Path | None:
     return user_cache_folder("FISEDIT_COSTS", "costs")
 
 
-def describe(pipe: StableDiffusionPipeline) -> dict[str, Any]:
+def describe(pipe: Model) -> dict[str, Any]:
     """Describe the setting that a table holds for: machine, torch, architecture and dtype, ready for JSON.
 
     Args:
@@ -66,7 +66,7 @@ def table_path(about: dict[str, Any]) -> Path | None:
     return None if directory is None else directory / f"{about['architecture']}-{about['dtype']}-{key}.json"
 
 
-def load_table(pipe: StableDiffusionPipeline, dtype: str | None = None) -> CostTable | None:
+def load_table(pipe: Model, dtype: str | None = None) -> CostTable | None:
     """This machine's table of a model; None where there is none, or a damaged one, which is measured anew.
 
     Args:
@@ -87,7 +87,7 @@ def load_table(pipe: StableDiffusionPipeline, dtype: str | None = None) -> CostT
     return table if own and all(NO_MAP <= level < levels for _, _, level in table.curves) else None
 
 
-def check_table_path(pipe: StableDiffusionPipeline) -> None:
+def check_table_path(pipe: Model) -> None:
     """Check, before any measuring, that a model's table can be written.
 
     Args:
@@ -99,7 +99,7 @@ def check_table_path(pipe: StableDiffusionPipeline) -> None:
     files.check_file_path(table_path(describe(pipe)))
 
 
-def save_table(pipe: StableDiffusionPipeline, table: CostTable) -> Path | None:
+def save_table(pipe: Model, table: CostTable) -> Path | None:
     """Write this machine's table of a model, whole or not at all.
 
     Args:

@@ -27,8 +27,7 @@ from fisedit.machine.hardware import available_bytes, cpu_model, num_cores, this
 from fisedit.models.paths import expand_home
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
+    from fisedit.machine.model import Model
     from fisedit.values import OnStep
 
 REQUIRED = ("torch", "diffusers", "transformers", "safetensors", "numpy", "pillow")
@@ -49,7 +48,7 @@ LOW_BYTES = 1 << 30
 """Free bytes of memory or disk below which that is a finding."""
 
 
-def examine(pipe: StableDiffusionPipeline, seconds: float = 2.0, on_step: OnStep | None = None) -> dict[str, Any]:
+def examine(pipe: Model, seconds: float = 2.0, on_step: OnStep | None = None) -> dict[str, Any]:
     """All that is known of a machine and a model on it.
 
     Args:
@@ -135,7 +134,7 @@ def _seconds(matrix: torch.Tensor) -> float:
     return perf_counter() - start
 
 
-def _compare(pipe: StableDiffusionPipeline, seconds: float) -> dict[str, Any]:
+def _compare(pipe: Model, seconds: float) -> dict[str, Any]:
     """This machine beside its own cost table: rates of memory and disk, and layers that are slower than their peers."""
     table, rates = cost_store.load_table(pipe), transfer_rates()
     if table is None:

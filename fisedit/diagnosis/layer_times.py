@@ -22,8 +22,7 @@ from fisedit.machine.stopwatch import OTHER, STEP_DENSE, span
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
+    from fisedit.machine.model import Model
     from fisedit.values import OnStep
 
 FEWEST = 5
@@ -61,9 +60,7 @@ class LayerDelay:
 
 
 @torch.inference_mode()
-def layer_seconds(
-    pipe: StableDiffusionPipeline, size: int, seconds: float, on_step: OnStep | None = None
-) -> dict[str, float]:
+def layer_seconds(pipe: Model, size: int, seconds: float, on_step: OnStep | None = None) -> dict[str, float]:
     """The fewest seconds that each layer of a UNet takes in dense evaluations, by name.
 
     Args:
@@ -92,13 +89,11 @@ def layer_seconds(
     return best
 
 
-def _width(pipe: StableDiffusionPipeline) -> int:
+def _width(pipe: Model) -> int:
     return int(pipe.text_encoder.config.hidden_size)
 
 
-def slow_layers(
-    pipe: StableDiffusionPipeline, before: Mapping[str, float], size: int, seconds: float
-) -> list[LayerDelay]:
+def slow_layers(pipe: Model, before: Mapping[str, float], size: int, seconds: float) -> list[LayerDelay]:
     """Layers that are slower than their peers, compared with earlier times of the same machine; the slowest first.
 
     Args:

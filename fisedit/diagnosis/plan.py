@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from diffusers import StableDiffusionPipeline
 
     from fisedit.costs.model import Costs
     from fisedit.costs.table import CostTable
     from fisedit.features.record_size import RecordSize
+    from fisedit.machine.model import Model
     from fisedit.values import GenerationConfig
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -55,7 +55,7 @@ class PlanSettings:
     dtype: str | None = None
 
 
-def plan_edits(pipe: StableDiffusionPipeline, settings: PlanSettings, free: int) -> dict[str, Any]:
+def plan_edits(pipe: Model, settings: PlanSettings, free: int) -> dict[str, Any]:
     """The plan of a source and its edits, in the settings' dtype or the fastest that was calibrated.
 
     Args:
@@ -85,15 +85,13 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tables(pipe: StableDiffusionPipeline, dtypes: Sequence[str]) -> dict[str, CostTable]:
+def _tables(pipe: Model, dtypes: Sequence[str]) -> dict[str, CostTable]:
     """Name of a dtype -> this machine's table of the model in it."""
     found = {dtype: cost_store.load_table(pipe, dtype) for dtype in dtypes}
     return {dtype: table for dtype, table in found.items() if table is not None}
 
 
-def _plan(
-    pipe: StableDiffusionPipeline, settings: PlanSettings, limit: int, dtype: str, table: CostTable
-) -> dict[str, Any]:
+def _plan(pipe: Model, settings: PlanSettings, limit: int, dtype: str, table: CostTable) -> dict[str, Any]:
     """The plan in one dtype."""
     engine, config = Engine(pipe), _config(pipe, settings)
     engine.table = table
@@ -165,7 +163,7 @@ def _records(
     return _Records(cache_dtype, size, total, kept, late, 0 if placed else steps - on_disk - max(0, room) // page)
 
 
-def _config(pipe: StableDiffusionPipeline, settings: PlanSettings) -> GenerationConfig:
+def _config(pipe: Model, settings: PlanSettings) -> GenerationConfig:
     size = int(pipe.unet.config.sample_size) * LATENT_FACTOR if settings.size is None else settings.size
     return make_generation_config(
         "a cat",

@@ -18,9 +18,8 @@ from fisedit.machine.stopwatch import OTHER, STEP, SpanRecorder
 from fisedit.storage import files
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
     from fisedit.features.sites import LayerSite
+    from fisedit.machine.model import Model
     from fisedit.machine.stopwatch import Span
 
 
@@ -107,7 +106,7 @@ def _event(span: Span) -> dict[str, Any]:
 
 
 @contextmanager
-def profiled(pipe: StableDiffusionPipeline) -> Iterator[Profile]:
+def profiled(pipe: Model) -> Iterator[Profile]:
     """Profile a model's runs in the enclosed calls of this thread, which take some tenths longer.
 
     Args:

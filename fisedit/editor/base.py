@@ -31,8 +31,9 @@ from fisedit.values import (
 )
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
+
+    from fisedit.machine.model import Model
 
 
 class EditorBase:
@@ -40,7 +41,7 @@ class EditorBase:
 
     def __init__(
         self,
-        pipe: StableDiffusionPipeline,
+        pipe: Model,
         *,
         model: str = "",
         vae: str = "",

@@ -15,11 +15,11 @@ from fisedit.models.weight_changes import count_changes
 from fisedit.sampling.engine import Engine
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from torch.nn import Module
 
     from fisedit.features.codec import FeatureEncoding
     from fisedit.history import EditResult
+    from fisedit.machine.model import Model
     from fisedit.runners.stepping import Graphs
     from fisedit.sampling.trajectory_cache import TrajectoryCache
 
@@ -34,9 +34,7 @@ class EditState:
         encoding: encoding of recorded features.
     """
 
-    def __init__(
-        self, pipe: StableDiffusionPipeline, cache: TrajectoryCache, graphs: Graphs, encoding: FeatureEncoding
-    ) -> None:
+    def __init__(self, pipe: Model, cache: TrajectoryCache, graphs: Graphs, encoding: FeatureEncoding) -> None:
         self.engine = Engine(pipe, graphs, cache.max_bytes, encoding, cache.tiers)
         self.history, self.cache = History(), cache
         self._recorded_with: object = None

@@ -113,11 +113,16 @@ class FisEditPipeline:
             do = "only None can be set" if name in ABSENT else f"scheduler and {', '.join(PARTS)} can be set"
             raise InputError(f"FisEditPipeline does not use {name}, got {type(value).__name__}; {do}")
 
+    @property
+    def _pipe(self) -> StableDiffusionPipeline:
+        """The pipeline, of which the editor reads the parts alone."""
+        return self.editor.pipe
+
     def _exchange(self, name: str, part: Any) -> None:
         """Put a part in the place of the model's own. The session of such a model has no name."""
         if type(part).__name__ not in PARTS[name]:
             raise InputError(f"{name} must be {PARTS[name][0]}, got {type(part).__name__}; load one")
-        pipe, before = self.editor.pipe, getattr(self.editor.pipe, name)
+        pipe, before = self._pipe, getattr(self._pipe, name)
         if isinstance(part, torch.nn.Module):
             layout = {} if name == "text_encoder" else {"memory_format": torch.channels_last}
             part.eval().requires_grad_(False).to(pipe.device, pipe.dtype, **layout)
@@ -214,7 +219,7 @@ class FisEditPipeline:
         """
         if self.editor.adapters:
             self._make_editor()  # raises what would leave models moved and adapters not
-        self.editor.pipe.to(*args, **kwargs)
+        self._pipe.to(*args, **kwargs)
         self.editor = self._make_editor()
         return self
 
@@ -408,7 +413,7 @@ class FisEditPipeline:
         """
         if names := list(self._lora_scales()):
             raise AdapterError(f"a model is saved without LoRAs, got {', '.join(names)}; unload_lora_weights first")
-        self.editor.pipe.save_pretrained(save_directory, **kwargs)
+        self._pipe.save_pretrained(save_directory, **kwargs)
 
     def __call__(
         self,

@@ -17,8 +17,9 @@ from fisedit.errors import InputError, ModelError
 from fisedit.prompts.chunks import added_tokens
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from torch import Tensor
+
+    from fisedit.machine.model import Model
 
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -47,7 +48,7 @@ def memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def device_and_dtype(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(pipe: Model) -> tuple[torch.device, torch.dtype]:
     """The device and dtype of a pipeline.
 
     Args:
@@ -69,7 +70,7 @@ def device_and_dtype(pipe: StableDiffusionPipeline) -> tuple[torch.device, torch
     return found["UNet"]
 
 
-def weights_digest(pipe: StableDiffusionPipeline) -> str:
+def weights_digest(pipe: Model) -> str:
     """SHA-256 of the weights that pictures are made with, LoRAs' aside, in hexadecimal digits.
 
     Args:

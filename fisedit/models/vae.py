@@ -25,8 +25,9 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from diffusers import AutoencoderTiny, StableDiffusionPipeline, UNet2DConditionModel
+    from diffusers import AutoencoderTiny, UNet2DConditionModel
 
+    from fisedit.machine.model import Model
     from fisedit.values import BoolGrid
 
 _fits: WeakKeyDictionary[AutoencoderKL, tuple[object, Tensor]] = WeakKeyDictionary()
@@ -82,7 +83,7 @@ def inpaint_inputs(vae: AutoencoderKL, image: Image.Image | None, mask: BoolGrid
     return torch.cat([cells, latents], 1)
 
 
-def preview(pipe: StableDiffusionPipeline, latents: Tensor) -> Image.Image:
+def preview(pipe: Model, latents: Tensor) -> Image.Image:
     """A quick image of latents: by the preview's autoencoder where the pipeline has one, else one pixel per cell.
 
     Args:

@@ -5,16 +5,22 @@ compel applies weights. Knows a pipeline's tokenizer and text encoder.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fisedit.errors import InputError
 from fisedit.prompts.chunks import added_tokens, is_cut_off
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
     from fisedit.prompts.weighting import WeightedPrompt
+
+
+class TextModel(Protocol):
+    """A pipeline's tokenizer and text encoder."""
+
+    tokenizer: Any
+    text_encoder: Any
 
 
 class ShortenedEncoder:
@@ -50,7 +56,7 @@ class ShortenedEncoder:
         return found
 
 
-def embeddings(prompt: WeightedPrompt, pipe: StableDiffusionPipeline, clip_skip: int = 0) -> Tensor | None:
+def embeddings(prompt: WeightedPrompt, pipe: TextModel, clip_skip: int = 0) -> Tensor | None:
     """Weighted prompt embeddings by compel.
 
     With a weight above 1, a token's embedding is moved away from the empty prompt's. With a weight below 1, the whole

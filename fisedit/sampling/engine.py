@@ -30,9 +30,8 @@ from fisedit.sparse_kernels.row_plan import SparsePlan
 from fisedit.values import GenerationConfig, level_grids
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
     from fisedit.costs.table import CostTable
+    from fisedit.machine.model import Model
     from fisedit.values import BoolGrid
 
 
@@ -56,7 +55,7 @@ class Engine:
 
     def __init__(
         self,
-        pipe: StableDiffusionPipeline,
+        pipe: Model,
         graphs: Graphs | None = None,
         budget: int | None = None,
         encoding: FeatureEncoding = AS_RECORDED,

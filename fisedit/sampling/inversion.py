@@ -20,9 +20,9 @@ from fisedit.values import SchedulerName
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
+    from fisedit.machine.model import Model
     from fisedit.values import GenerationConfig
 
 INVERTIBLE_SPACINGS = ("leading", "trailing")
@@ -31,7 +31,7 @@ INVERTIBLE_SPACINGS = ("leading", "trailing")
 
 @torch.inference_mode()
 def invert_ddim(
-    pipe: StableDiffusionPipeline,
+    pipe: Model,
     config: GenerationConfig,
     latents: Tensor,
     evaluate: Callable[[Tensor, Tensor], Tensor],
@@ -79,7 +79,7 @@ def invert_ddim(
 
 
 @torch.inference_mode()
-def noise_latents(pipe: StableDiffusionPipeline, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
+def noise_latents(pipe: Model, config: GenerationConfig, latents: Tensor) -> list[Tensor]:
     """Clean latents with the noise of every step's time, drawn independently for each.
 
     Independent noise keeps the picture's structure in the noise that then leads from one to the next. A path that a
@@ -104,6 +104,6 @@ def noise_latents(pipe: StableDiffusionPipeline, config: GenerationConfig, laten
     return [*path, latents]
 
 
-def _check_invertible(pipe: StableDiffusionPipeline, config: GenerationConfig) -> None:
+def _check_invertible(pipe: Model, config: GenerationConfig) -> None:
     if config.scheduler is not SchedulerName.DDIM or pipe.unet.config.time_cond_proj_dim is not None:
         raise InputError(f"a picture is opened with the scheduler ddim and a model made for it, got {config.scheduler}")

@@ -23,9 +23,9 @@ from fisedit.prompts.weighting import WeightedPrompt, clamped_notes, parse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
+    from fisedit.machine.model import Model
     from fisedit.runners.stepping import Graphs
     from fisedit.values import GenerationConfig
 
@@ -41,7 +41,7 @@ class PromptEncoder:
         graphs: The graphs of the pipeline, which may hold the encoder's.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, graphs: Graphs) -> None:
+    def __init__(self, pipe: Model, graphs: Graphs) -> None:
         self._pipe, self._graphs = pipe, graphs
         self._lengths: dict[object, int] = {}  # chunks of the prompts of recent configs
 
@@ -120,7 +120,7 @@ class EncodedPrompt:
 
 
 def encode_prompts(
-    pipe: StableDiffusionPipeline,
+    pipe: Model,
     encode: Callable[[GenerationConfig], Tensor],
     config: GenerationConfig,
     regional: Sequence[str],
@@ -163,7 +163,7 @@ def encode_prompts(
     return EncodedPrompt(encoded, notes=tuple(notes), regional=own, read=read)
 
 
-def _guidance_notes(pipe: StableDiffusionPipeline, config: GenerationConfig) -> tuple[str, ...]:
+def _guidance_notes(pipe: Model, config: GenerationConfig) -> tuple[str, ...]:
     """A note on guidance between 0 and 1, which is none, as in diffusers; distilled models read it."""
     if not 0 < config.guidance_scale < 1 or pipe.unet.config.time_cond_proj_dim is not None:
         return ()

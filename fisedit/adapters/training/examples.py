@@ -24,10 +24,10 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from diffusers import StableDiffusionPipeline
     from PIL.Image import Image
 
     from fisedit.adapters.training.triples import Triple
+    from fisedit.machine.model import Model
 
 
 MapReader = Callable[[Tensor, Tensor], dict[str, Tensor]]
@@ -66,9 +66,7 @@ class TrainingExamples:
             [1, T, D], to be cached; None caches none.
     """
 
-    def __init__(
-        self, pipe: StableDiffusionPipeline, triples: Sequence[Triple], side: int, read_maps: MapReader | None = None
-    ) -> None:
+    def __init__(self, pipe: Model, triples: Sequence[Triple], side: int, read_maps: MapReader | None = None) -> None:
         self._pipe, self.triples, self.side, self._read_maps = pipe, triples, side, read_maps
         self._latents_of: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._reference_maps: dict[int, dict[str, Tensor]] = {}

@@ -35,11 +35,10 @@ from fisedit.storage import files, images
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
     from fisedit.adapters.row_column.attention import RowColumnAdapter
     from fisedit.adapters.training.training_settings import TrainingSettings
     from fisedit.adapters.training.triples import Triple
+    from fisedit.machine.model import Model
     from fisedit.values import OnStep
 
 CHECKPOINT, ADAPTER, LOG, REPORT = "checkpoint.pt", "adapter", "log.csv", "report.csv"
@@ -108,7 +107,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        pipe: StableDiffusionPipeline,
+        pipe: Model,
         triples: tuple[Triple, ...],
         output: Path,
         settings: TrainingSettings,
@@ -242,9 +241,7 @@ class TrainingRun:
         return self.seconds + time.monotonic() - self.started
 
 
-def _initial_adapter(
-    pipe: StableDiffusionPipeline, settings: TrainingSettings, *, local_files_only: bool
-) -> RowColumnAdapter:
+def _initial_adapter(pipe: Model, settings: TrainingSettings, *, local_files_only: bool) -> RowColumnAdapter:
     """The adapter to train, in fp32: that of `start`, or a fresh one."""
     if settings.start:
         adapter = load_adapter(settings.start, local_files_only=local_files_only)

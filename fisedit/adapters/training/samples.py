@@ -16,13 +16,14 @@ from fisedit.adapters.training.denoising import ConditionedUNet, denoising_loss
 from fisedit.adapters.training.draws import generator_for
 
 if TYPE_CHECKING:
-    from diffusers import DDPMScheduler, StableDiffusionPipeline
+    from diffusers import DDPMScheduler
     from PIL.Image import Image
 
     from fisedit.adapters.row_column.attention import RowColumnAdapter
     from fisedit.adapters.row_column.reader import ReferenceCondition
     from fisedit.adapters.training.examples import TrainingExamples
     from fisedit.adapters.training.training_settings import TrainingSettings
+    from fisedit.machine.model import Model
 
 _STEPS, _GUIDANCE, _MAX_SAMPLES = 20, 4.0, 8
 
@@ -35,7 +36,7 @@ class SampleSheets:
         examples: The examples of all held-out triples; the first eight are drawn.
     """
 
-    def __init__(self, pipe: StableDiffusionPipeline, examples: TrainingExamples) -> None:
+    def __init__(self, pipe: Model, examples: TrainingExamples) -> None:
         self._pipe, self._examples = pipe, examples
         self._base_images: list[Image] = []
 
