@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,12 +12,15 @@ from fisedit.costs import store as cost_store
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.edits.pipeline import EditPipeline
 from fisedit.edits.state import EditState
+from fisedit.errors import InputError
 from fisedit.features.codec import choose_encoding
 from fisedit.features.pages import PageFolder, default_folder
 from fisedit.features.tiers import FeatureTiers
 from fisedit.history import EditResult, History
 from fisedit.machine.device import default_torch_state
 from fisedit.machine.hardware import free_bytes
+from fisedit.masking.region import Region
+from fisedit.masking.region_arguments import joined
 from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.runners.stepping import Graphs
@@ -248,6 +251,18 @@ class EditorBase:
         self._trajectory_cache.drop(deleted)
         self._pipeline.requests.release_references()
         return deleted
+
+    def _join_regions(
+        self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int
+    ) -> tuple[str, Region | None]:
+        """Return what the whole picture shows, and where it may change."""
+        if isinstance(regions, Sequence) and not regions:
+            if prompt is None:
+                raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
+            return prompt, region
+        if grow:
+            raise InputError(f"regions grow by themselves, as Region.grow, got grow={grow!r}; leave it out")
+        return self.current.prompt if prompt is None else prompt, joined(regions, region)
 
     @property
     def _dtype(self) -> str:

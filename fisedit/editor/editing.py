@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from fisedit.values.drive import Drive
 
 
-from fisedit.editor.preview import PreviewMixin
+from fisedit.editor.base import EditorBase
 
 
-class EditMixin(PreviewMixin):
+class EditMixin(EditorBase):
     """Sources and edits of an editor."""
 
     def generate(

@@ -1,4 +1,4 @@
-"""Opening pictures, parts of large ones, and making them larger."""
+"""Opening pictures, and parts of large ones."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ from fisedit.values import (
     CONTROL,
     DRIVE,
     REFERENCE,
-    SEEDS,
-    Inversion,
     OnStep,
     check_prompt,
-    check_seed,
     is_number,
     make_generation_config,
 )
@@ -41,10 +38,10 @@ if TYPE_CHECKING:
     from fisedit.values.drive import Drive
 
 
-from fisedit.editor.editing import EditMixin
+from fisedit.editor.base import EditorBase
 
 
-class OpenMixin(EditMixin):
+class OpenMixin(EditorBase):
     """Opened pictures of an editor."""
 
     def open(
@@ -161,56 +158,6 @@ class OpenMixin(EditMixin):
             return None
         crop = crop_around(grid, size, self.native_size, context)
         return None if crop == (0, 0, *size) else crop
-
-    def extend(
-        self,
-        left: int = 0,
-        top: int = 0,
-        right: int = 0,
-        bottom: int = 0,
-        *,
-        prompt: str | None = None,
-        seed: int = 1,
-        quality: str = "balanced",
-        on_step: OnStep | None = None,
-    ) -> EditResult:
-        """Make the current picture larger and paint what is added; every pixel that it had stays.
-
-        The larger picture is opened as a source of its own, with the settings and the reference of the current one.
-        A control or a drive was of its canvas, and is left behind. Whatever is raised, the editor is as it was.
-
-        Args:
-            left: pixels to add, 0 or more, as many as the picture has at most.
-            top: pixels to add.
-            right: pixels to add.
-            bottom: pixels to add.
-            prompt: what the larger picture shows; None for the current prompt.
-            seed: seed of the noise of what is added.
-            quality: "fast", "balanced" or "close", as in `edit`.
-            on_step: called before every step, as in `edit`.
-
-        Raises:
-            SessionError: there is no picture yet. InputError, PromptError: an argument out of range, or no words.
-        """
-        widths, now = check_border((left, top, right, bottom)), self.current
-        config, words = now.config, check_prompt(now.prompt if prompt is None else prompt)
-        with self.transaction():
-            self.open(
-                now.image,
-                words,
-                extend=widths,
-                inversion=str(config.inversion or Inversion.DDIM),
-                seed=(check_seed(seed) + 1)
-                % (SEEDS[1] + 1),  # another one, so that what is added gets noise of its own
-                negative_prompt=config.negative_prompt,
-                num_inference_steps=config.num_inference_steps,
-                guidance_scale=config.guidance_scale,
-                clip_skip=config.clip_skip,
-                negative_clip_skip=config.negative_clip_skip,
-                reference=self._engine.references.picture_of(config.like, REFERENCE),
-                on_step=on_step,
-            )
-            return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
 
 
 def _check_context(context: float) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from fisedit.editor.base import EditorBase
 from fisedit.edits.requests import Repaint
-from fisedit.errors import InputError
 from fisedit.features.sites import project_text
 from fisedit.machine.device import default_torch_state
 from fisedit.machine.stopwatch import Stopwatch
@@ -19,7 +18,7 @@ from fisedit.masking.localize import change_heatmap
 from fisedit.masking.mask_options import DEFAULT_METHOD, MaskOptions
 from fisedit.masking.masks import count_components
 from fisedit.masking.region import Region
-from fisedit.masking.region_arguments import joined, region_of
+from fisedit.masking.region_arguments import region_of
 from fisedit.values import CONTROL, DRIVE, REFERENCE, EditMask, EditScript, OnStep, check_quality
 
 if TYPE_CHECKING:
@@ -191,15 +190,3 @@ class PreviewMixin(EditorBase):
             return change_heatmap(self._engine, source, request.config, text.keys, request.script)
 
         return self._pipeline.retry_on_page_error(request, heatmap)
-
-    def _join_regions(
-        self, prompt: str | None, regions: Sequence[tuple[Region, str]], region: Region | None, grow: int
-    ) -> tuple[str, Region | None]:
-        """Return what the whole picture shows, and where it may change."""
-        if isinstance(regions, Sequence) and not regions:
-            if prompt is None:
-                raise InputError("edit needs a prompt, got none; or regions with their own, or see erase")
-            return prompt, region
-        if grow:
-            raise InputError(f"regions grow by themselves, as Region.grow, got grow={grow!r}; leave it out")
-        return self.current.prompt if prompt is None else prompt, joined(regions, region)
