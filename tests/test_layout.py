@@ -32,6 +32,7 @@ ELSEWHERE = {
     "sparse_kernels/test_triton_count": "how many kernels a whole step takes",
     "support/test_oracle_by_hand": "the oracle against numpy",
     "test_docs_site": "the documents as a site",
+    "test_extending": "the code in CONTRIBUTING.md",
     "test_imports": "the order of the packages",
     "test_layout": "this file",
     "test_language": "docstrings, by tools/check_language.py",
