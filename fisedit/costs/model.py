@@ -9,7 +9,7 @@ That decides between schedules and predicts no seconds. Runs nothing, and knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from fisedit.decoder.tiles import Areas, box_areas, frame_areas
 from fisedit.features.sites import LayerSite, num_levels
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import count_active_rows, make_row_plan
-from fisedit.values import MAX_DILATION, ActiveCells, Dilation, Quality, Step
+from fisedit.values import MAX_DILATION, ActiveCells, Dilation, Quality, Shallow, Step, shallow_steps, with_shallow
 
 if TYPE_CHECKING:
     import torch
@@ -50,17 +50,34 @@ DENSE_STEP_EXPONENT = 1.4
 """The exponent by which dense steps lie closer early on. They are where the k-th of n equal parts begins, k / n to this
 power."""
 
+SHALLOW_FROM, SHALLOW_STEPS = 1 / 3, 2
+"""The share of the steps after which some are shallow, and how many of them follow on a full one.
+
+The early steps decide what an edit makes of a place, and shallow ones there lose 10 dB."""
+
+FEWEST_STEPS = 15
+"""Runs with fewer steps have no shallow ones: they lie too far from one another."""
+
 FIRST_SCHEDULE = {Quality.FAST: 0, Quality.BALANCED: 1, Quality.CLOSE: -1}
 """Quality -> index of the schedule that is taken: one of the pairs, or behind them the one with dense steps."""
 
-MAX_TIME_RATIO = 1.1
-"""The largest ratio of times at which a schedule nearer to the dense edit is taken instead."""
+MAX_TIME_RATIO, MAX_DENSE_RATIO = 1.1, 1.35
+"""The largest ratio of times at which a schedule nearer to the dense edit is taken instead.
 
-FIXED_MACS = {"cpu": 10e9, "cuda": 165e9}
-"""Device -> the fixed cost of a step, in multiply-accumulates of its time, where there is no table.
+The second is that of a balanced edit's with dense steps in between, which is far nearer. Over 14 swaps of 256 px (the
+demo model, development seeds 5000 to 5013, 25 steps) it has 33.4 dB in the median and 29.1 in the tenth percentile. The
+pair (4, 3) has 29.5 and 17.5, for .85 of its time."""
 
-On two Zen 5 cores it is 50 ms, measured, for calls and for reading weights. That is nearly all of a small model's
-step, and little of Stable Diffusion's. The cost of a captured step on a GPU is an estimate, as none was measured yet.
+LAYER_MACS, WEIGHT_MACS = 9e6, 7
+"""The fixed cost of a step on a CPU where there is no table: of every layer, and of every weight that is read.
+
+Both are in multiply-accumulates of the time. On the demo model's 157 layers a step of one cell took 11 ms in fp32 and
+12 in bf16, where a thousand million more took 12 and 6 (two cores with avx512_bf16). That is 6e6 and 13e6 a layer.
+Stable Diffusion's took 50 ms in bf16 on two Zen 5 cores, of which its 860 million weights are the larger part."""
+
+CUDA_MACS = 165e9
+"""The fixed cost of a captured step on a GPU, estimated for Stable Diffusion 1.5, as none was measured yet.
+
 The floor of a step at 5 % is 1.3 ms. That is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a
 step's own are 50e9. The rest is 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a
 CPU."""
@@ -89,23 +106,46 @@ def two_phase_dilation(first: int, then: int, steps: int, share: float = 0.5) ->
     return (first,) * num_early + (then,) * (steps - num_early)
 
 
-def interleaved_dense_steps(steps: int, start: int = 0, share: float = DENSE_STEP_SHARE) -> tuple[Dilation, ...]:
-    """Dilations of one cell with dense steps between them: (Step.DENSE, 1, 1, Step.DENSE, ...).
+def interleaved_dense_steps(
+    steps: int, start: int = 0, share: float = DENSE_STEP_SHARE, dilation: int = 1
+) -> tuple[Dilation, ...]:
+    """A dilation with dense steps in between: (Step.DENSE, 1, 1, Step.DENSE, ...).
 
     Args:
         steps: N.
         start: the first step to run, which is dense.
         share: The share of the steps to run that are dense, rounded up; in [0, 1].
+        dilation: latent cells computed beyond the mask in the others.
     """
     left = steps - start
     count = ceil(round(share * left, 6))  # 7 / 25 of 25 is 7
     dense = {start + round(left * (k / count) ** DENSE_STEP_EXPONENT) for k in range(count)}
-    return tuple(Step.DENSE if i in dense else 1 for i in range(steps))
+    return tuple(Step.DENSE if i in dense else dilation for i in range(steps))
 
 
-def fixed_macs(device: torch.device) -> float:
-    """The fixed cost of a step on a device, in multiply-accumulates of its time (see `FIXED_MACS`)."""
-    return FIXED_MACS.get(device.type, FIXED_MACS["cpu"])
+def find_shallow_steps(steps: int, full: Collection[int] = ()) -> tuple[int, ...]:
+    """The steps that may be shallow, the same for all edits of a source and for edits over those.
+
+    Args:
+        steps: N.
+        full: those that must not be.
+    """
+    first = int(SHALLOW_FROM * steps)
+    if steps < FEWEST_STEPS:
+        return ()
+    return tuple(i for i in range(first + 1, steps) if (i - first) % (SHALLOW_STEPS + 1) and i not in full)
+
+
+def fixed_macs(device: torch.device, sites: Sequence[LayerSite]) -> float:
+    """The fixed cost of a step, in multiply-accumulates of its time.
+
+    Args:
+        device: The device that computes it.
+        sites: The sites of the layers that it computes.
+    """
+    if device.type == "cuda":
+        return CUDA_MACS
+    return LAYER_MACS * len(sites) + WEIGHT_MACS * sum(site.weights for site in sites)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +157,14 @@ class CostedLayers:
         vae: The autoencoder whose decoder runs at the end.
         grids: (height, width) of every level, finest first.
         tokens: T.
+        shallow: The sites of those layers of the UNet that a shallow step computes.
     """
 
     sites: tuple[LayerSite, ...]
     vae: AutoencoderKL
     grids: Sequence[tuple[int, int]]
     tokens: int
+    shallow: tuple[LayerSite, ...]
 
 
 class Costs:
@@ -151,7 +193,7 @@ class Costs:
     ) -> None:
         self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
         self._steps, self._batch, self._device = steps, batch, device
-        self._captured, self._adapter_macs = captured, adapter_macs
+        self._captured, self._adapter_macs, self._shallow = captured, adapter_macs, layers.shallow
         self._num_levels, self._table = num_levels(layers.sites), table
         self.sizes = tuple(height * width for height, width in layers.grids)
 
@@ -180,7 +222,7 @@ class Costs:
             dilation: latent cells computed beyond it, or `Step.DENSE`.
         """
         return (
-            self._sparse(dilate(grid, dilation))
+            self._sparse(dilate(grid, dilation), shallow=isinstance(dilation, Shallow))
             if isinstance(dilation, int)
             else self._step(self.sizes) + self._guided(None)
         )
@@ -230,6 +272,7 @@ class Costs:
         *,
         quality: Quality = Quality.BALANCED,
         plain: bool = False,
+        shallow: Collection[int] = (),
     ) -> tuple[Dilation, ...]:
         """Choose the dilation of every step.
 
@@ -241,14 +284,20 @@ class Costs:
             start: the first step to run.
             quality: how near the edit must come.
             plain: no dense steps in between; nor are there any with adapters or captured graphs.
+            shallow: steps that may be shallow, where dense ones may be; then every pair is that of the next quality.
         """
-        schedules: list[tuple[Dilation, ...]] = [two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS]
-        if not (plain or self._adapter_macs or self._captured):
-            schedules.append(interleaved_dense_steps(self._steps, start))
+        is_plain = plain or self._adapter_macs is not None or self._captured
+        shallow = () if is_plain else shallow
+        pairs = DILATION_PAIRS[1:] if shallow else DILATION_PAIRS
+        schedules = [with_shallow(two_phase_dilation(*pair, self._steps), shallow) for pair in pairs]
+        if not is_plain:
+            interleaved = interleaved_dense_steps(self._steps, start, dilation=2 if shallow else 1)
+            schedules.append(with_shallow(interleaved, shallow))
         least, *nearer = schedules[FIRST_SCHEDULE[quality] :]
         cells = _by_step(mask)
-        allowed = MAX_TIME_RATIO * self._time(cells, least, start)
-        within_time = (d for d in reversed(nearer) if self._time(cells, d, start) <= allowed)
+        time, is_balanced = self._time(cells, least, start), quality is Quality.BALANCED
+        ratios = ((d, MAX_DENSE_RATIO if is_balanced and Step.DENSE in d else MAX_TIME_RATIO) for d in reversed(nearer))
+        within_time = (d for d, ratio in ratios if self._time(cells, d, start) <= ratio * time)
         fits = (d for d in within_time if not self.dense_is_cheaper(mask, d, start))
         return next(fits, least)
 
@@ -319,16 +368,19 @@ class Costs:
         if not isinstance(dilation, int):
             return self._dense_time() + (table.sum("edit", {"shift": float(self.sizes[0])}) if table else 0.0)
         if table is None:
-            return fixed_macs(self._device) + self.sparse_step(grid, dilation)
+            sites = self._shallow if isinstance(dilation, Shallow) else self._sites
+            return fixed_macs(self._device, sites) + self.sparse_step(grid, dilation)
         rows = self._rows(grid, dilation)
         plan = make_row_plan(dilate(grid, dilation), self._num_levels) if self._adapter_macs else None
         seconds = table.step("shifted" if shifted else "sparse", rows, self.sizes, self._batch)
+        if isinstance(dilation, Shallow):
+            return seconds * max(self._shallow_macs(rows) / self._step(rows), len(self._shallow) / len(self._sites))
         return seconds * (1 + self._guided(plan) / self._step(rows))
 
     def _dense_time(self) -> float:
         macs = self._step(self.sizes)
         if self._table is None:
-            return fixed_macs(self._device) + macs + self._guided(None)
+            return fixed_macs(self._device, self._sites) + macs + self._guided(None)
         return self._table.step("dense", self.sizes, self.sizes, self._batch) * (1 + self._guided(None) / macs)
 
     def dense_is_cheaper(self, mask: BoolGrid | ActiveCells, dilation: Sequence[Dilation], start: int = 0) -> str:
@@ -348,8 +400,10 @@ class Costs:
         if sparse is not None and dense is not None:
             share, limit, what = sparse / dense, BREAK_EVEN_SECONDS, "seconds"
         else:
-            groups = steps_alike(cells, [widest] * len(dilation), start)
-            work = sum(count * self._step(self._rows(cells.at(i), widest)) for i, count in groups)
+            as_wide = with_shallow([widest] * len(dilation), shallow_steps(dilation))
+            groups = steps_alike(cells, as_wide, start)
+            rows = [(self._rows(cells.at(i), widest), as_wide[i], count) for i, count in groups]
+            work = sum(n * (self._shallow_macs if isinstance(d, Shallow) else self._step)(r) for r, d, n in rows)
             share, limit, what = work / (len(dilation) - start) / self._step(self.sizes), BREAK_EVEN_MACS, "arithmetic"
         return f"the region alone takes {share:.0%} of the {what} of making it anew" if share > limit else ""
 
@@ -359,8 +413,13 @@ class Costs:
     def _step(self, rows: Sequence[int]) -> int:
         return unet_macs(self._sites, rows, self.sizes, self._batch, self._tokens)
 
-    def _sparse(self, cells: BoolGrid) -> int:
+    def _shallow_macs(self, rows: Sequence[int]) -> int:
+        return unet_macs(self._shallow, rows, self.sizes, self._batch, self._tokens)
+
+    def _sparse(self, cells: BoolGrid, *, shallow: bool = False) -> int:
         """MACs of a step that computes these cells [h, w]."""
+        if shallow:
+            return self._shallow_macs(count_active_rows(cells, self._num_levels))
         plan = make_row_plan(cells, self._num_levels) if self._adapter_macs else None
         return self._step(count_active_rows(cells, self._num_levels)) + self._guided(plan)
 
@@ -390,5 +449,5 @@ def steps_alike(
     kinds: dict[object, list[int]] = {}
     for i in range(start, len(dilation)):
         is_behind = first_dense is not None and i > first_dense
-        kinds.setdefault((dilation[i], cells.stage(i), is_behind), []).append(i)
+        kinds.setdefault((dilation[i], type(dilation[i]), cells.stage(i), is_behind), []).append(i)
     return [(steps[0], len(steps)) for steps in kinds.values()]

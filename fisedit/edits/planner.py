@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.costs.model import steps_alike
+from fisedit.costs.model import find_shallow_steps, steps_alike
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope
 from fisedit.masking.masks import cells_of_pixels
 from fisedit.masking.region_values import WHOLE
 from fisedit.sampling.prompt_encoding import EncodedPrompt
+from fisedit.sampling.records import steps_without_features
+from fisedit.sampling.scheduler import mask_steps
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import (
     EditMask,
@@ -27,6 +29,7 @@ from fisedit.values import (
     Quality,
     RegionalPrompt,
     SchedulerName,
+    Shallow,
     Step,
     entry_steps,
 )
@@ -47,6 +50,11 @@ _LONG_MEMORIES = frozenset(
     }
 )
 """Samplers whose step reads latents or predictions of steps before, which cells that join with noise have not."""
+
+
+def _runs(_name: str) -> bool:
+    """Return True: a full step computes every layer."""
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +198,8 @@ class Planner:
             has_rim=by_words and not request.is_frame,
         )
         plan = plan.with_dilation((), reason) if reason else plan
+        deepened = len(steps_without_features(source, plan.mode))
+        plan = replace(plan, extra_macs=plan.extra_macs + deepened * costs.dense_step())
         if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
             return plan
         return self._with_drift_check(request, plan)
@@ -344,7 +354,8 @@ class Planner:
             if dilation[i] is Step.DENSE:  # and what it found changed
                 total += count * (size.step + size.overlay(size.sizes))
             else:
-                total += count * size.overlay(plan.costs.rows(mask.at(i), (dilation[i],)))
+                runs = self._engine.executor.shallow.runs if isinstance(dilation[i], Shallow) else _runs
+                total += count * size.overlay(plan.costs.rows(mask.at(i), (dilation[i],)), runs)
         return total
 
     def _cells(self, request: EditRequest, plan: EditPlan) -> ActiveCells:
@@ -362,7 +373,19 @@ class Planner:
     ) -> tuple[Dilation, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
         plain = request.structure > 0 or request.erases or bool(request.regional) or request.is_frame
-        return costs.choose_dilations(cells, start, quality=quality, plain=plain)
+        shallow = () if cells.entry is not None else self._shallow_steps(request.config, start)
+        return costs.choose_dilations(cells, start, quality=quality, plain=plain, shallow=shallow)
+
+    def _shallow_steps(self, config: GenerationConfig, start: int) -> tuple[int, ...]:
+        """The steps of an edit that may be shallow.
+
+        Those are not the first two, not that of the drift check, and not all of those that later masks are made from.
+        """
+        steps = config.num_timesteps
+        full = {start, start + 1, start + drift_check.check_step(steps - start)}
+        found = find_shallow_steps(steps, full)
+        read = mask_steps(self._engine.sampler(config).timesteps)
+        return tuple(i for i in found if i != read[0]) if {*read} <= {*found} else found
 
     def _with_drift_check(self, request: EditRequest, plan: EditPlan, *, passed: bool = False) -> EditPlan:
         """The plan with a check for drift, where one can be made; `passed` as in `drift_check.plan_check`."""

@@ -29,6 +29,7 @@ from fisedit.models.weight_changes import check_files
 from fisedit.sampling import denoise
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
+from fisedit.sampling.records import deepen, steps_without_features
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import EditKind, Inversion, OnStep, strength_for_start
@@ -101,12 +102,22 @@ class Renderer:
         request, plan = jobs[0]
         if request.parent is not None:
             self.rebuild(request)
+            self._deepen(request, plan)
         if request.picture is not None:
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
             trajectories = self._denoise(jobs)
         self.check_model(request)
         return [self.decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
+
+    def _deepen(self, request: EditRequest, plan: EditPlan) -> None:
+        """Record what the parent's shallow steps did not, where the edit reads it."""
+        source = self.source(request)[0]
+        if steps := steps_without_features(source, plan.mode):
+            with request.stopwatch.stage("denoise"), torch.inference_mode():
+                engine = self.state.engine
+                encoded = encode_prompts(engine.pipe, engine.encode, source.config, ())
+                deepen(engine, source, encoded.embeddings, steps)
 
     def check_model(self, request: EditRequest) -> None:
         """Raise SessionError or ModelError where the model is another one than when the request was made."""

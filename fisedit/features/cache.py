@@ -181,7 +181,7 @@ class FeatureOverlay:
     """The copy-on-write overlay of an edit over its parent's step.
 
     It holds rows at the plan's active positions, and group statistics of the large mixed maps. `share` edits are in the
-    same memory.
+    same memory. A `shallow` step's holds those of the last layer alone.
     """
 
     parent: ReadFeatures
@@ -189,6 +189,7 @@ class FeatureOverlay:
     maps: MutableMapping[str, Tensor] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
     share: int = 1
+    shallow: bool = False
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The mixed rows: this overlay's where it has them, else the parent's; see `StepFeatures.rows`."""
@@ -383,6 +384,15 @@ def shifted(step: ReadFeatures) -> bool:
     while isinstance(step, FeatureOverlay | RepeatedFeatures):
         step = step.parent
     return isinstance(step, ShiftedFeatures)
+
+
+def is_shallow(step: ReadFeatures) -> bool:
+    """Return whether a step, or one that it lies over, holds the last layer's rows alone."""
+    while not isinstance(step, StepFeatures):
+        if isinstance(step, FeatureOverlay) and step.shallow:
+            return True
+        step = step.parent
+    return False
 
 
 def in_units(rows: Tensor, scales: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ Counts what `recording` and `cached_rows` keep of every site. Knows sites and si
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from fisedit.features.codec import BLOCK, FeatureEncoding
@@ -55,13 +55,14 @@ class RecordSize:
             for width, site in zip(widths, found, strict=True)
         )
 
-    def overlay(self, rows: Sequence[int]) -> int:
+    def overlay(self, rows: Sequence[int], runs: Callable[[str], bool] = lambda _: True) -> int:
         """Bytes that an edit's sparse step keeps for edits over it.
 
         Args:
             rows: active ones of every level, finest first.
+            runs: tells of a layer's name whether the step computes it.
         """
-        widths = [(site, rows[site.level] * _width(site)) for site in self.sites]
+        widths = [(site, rows[site.level] * _width(site)) for site in self.sites if runs(site.name)]
         return self._statistics + sum(self.batch * numel * self._itemsize_of(site) for site, numel in widths)
 
     def _itemsize_of(self, site: LayerSite) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fisedit.decoder.decode import decode
 from fisedit.errors import InputError, NumericsError, as_text
+from fisedit.features.cache import is_shallow
 from fisedit.features.sites import project_text
 from fisedit.masking import heatmaps, masks, object_masks
 from fisedit.masking.attention_maps import affinity, cross_maps
@@ -225,8 +226,9 @@ def _object_mask(
 
 
 def _recorded_steps(engine: Engine, source: Trajectory, config: GenerationConfig) -> list[CachedFeatures]:
-    """The steps whose queries were recorded for masks."""
-    return [source.features[i] for i in mask_steps(engine.sampler(config).timesteps)]
+    """The steps whose queries were recorded for masks; a shallow one has none."""
+    steps = [source.features[i] for i in mask_steps(engine.sampler(config).timesteps)]
+    return [step for step in steps if not is_shallow(step)]
 
 
 def _latent_difference(

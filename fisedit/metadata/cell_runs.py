@@ -16,6 +16,7 @@ from fisedit.values import (
     RegionalPrompt,
     as_dilations,
     check_prompt,
+    with_shallow,
 )
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ def run_entry(run: EditMode) -> dict[str, Any]:
     """
     entry: dict[str, Any] = {name: getattr(run, name) for name in ("growth", "structure", "start", "checked")}
     regional = [{"prompt": each.prompt, "runs": run_lengths(each.grid)} for each in run.regional]
+    some = {"erased": run.erases, "shallow": run.shallow, "regional": regional}
     rim = {} if run.rim is None else {"rim": run_lengths(run.rim)}
-    return entry | ({"erased": True} if run.erases else {}) | ({"regional": regional} if regional else {}) | rim
+    return entry | {name: value for name, value in some.items() if value} | rim
 
 
 def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditMode:
@@ -91,11 +93,13 @@ def parse_run(entry: Mapping[str, Any], config: GenerationConfig) -> EditMode:
     require(len(growth) in (0, steps) and all(type(cells) is int and 0 <= cells <= MAX_DILATION for cells in growth))
     require(type(structure) in (int, float) and 0 <= structure <= 1 and type(start) is int and 0 <= start < steps)
     require(isinstance(checked, bool) and isinstance(erased, bool))
+    shallow = tuple(entry.get("shallow", ()))
+    require(all(type(i) is int and start <= i < len(growth) for i in shallow) and sorted(set(shallow)) == [*shallow])
     size = config.height // LATENT_FACTOR, config.width // LATENT_FACTOR
     rim = decode_runs(entry["rim"], *size) if "rim" in entry else None
     regional = _parse_regional(entry.get("regional", []), *size)
-    run = EditMode(as_dilations(growth), float(structure), start, checked, erased, regional, rim)
-    require(not (run.needs_mask and DENSE_GROWTH in growth))
+    run = EditMode(with_shallow(as_dilations(growth), shallow), float(structure), start, checked, erased, regional, rim)
+    require(not (run.needs_mask and (DENSE_GROWTH in growth or shallow)) and run.shallow == shallow)
     return run
 
 

@@ -7,7 +7,7 @@ fails or differs, everything goes on eagerly with a warning. Knows steps and pla
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,12 @@ from diffusers.models import attention_processor as processors
 from torch import Tensor
 
 from fisedit.errors import InputError, UnsupportedModuleError
-from fisedit.features.cache import CachedFeatures, FeatureOverlay, shifted
+from fisedit.features.cache import CachedFeatures, FeatureOverlay, StepFeatures, shifted
 from fisedit.features.sites import LayerSite, Role
 from fisedit.models.injection import exclusive
 from fisedit.models.layer_changes import foreign_hooks
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor
+from fisedit.runners.deep_maps import DeepMaps
 from fisedit.runners.graph_cache import GraphCache
 from fisedit.runners.graph_capture import capture_errors, check_replay, state_of, warn_eager
 from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
@@ -50,6 +51,7 @@ class SparseEdit:
         extra_layers: gives the layers that are added to the UNet in a step; or None.
         budget: bytes of gathered features that may stay on the device; None is no limit.
         has_dense_steps: dense steps run in between.
+        shallow: steps that reuse deep features, none of them the first.
     """
 
     plans: Mapping[int, SparsePlan]
@@ -63,6 +65,7 @@ class SparseEdit:
     extra_layers: Callable[[int], ExtraLayers | None] | None = None
     budget: int | None = None
     has_dense_steps: bool = False
+    shallow: Collection[int] = ()
 
     def injects(self, i: int) -> bool:
         """Return whether step i attends as the source did."""
@@ -89,6 +92,7 @@ class SparseSteps:
     def __init__(self, graphs: Graphs, executor: Executor, edits: Sequence[SparseEdit]) -> None:
         self._graphs, self._executor, self._edits = graphs, executor, edits
         self._replays: dict[int, GraphEdit] = {}
+        self._deep_maps = [DeepMaps(executor.shallow) for _ in edits]
         self.captured, found = 0, graphs.executor_for(executor)
         self.reason = found if isinstance(found, str) else _eager_reason(edits)
         if not isinstance(found, str) and not self.reason:
@@ -120,19 +124,35 @@ class SparseSteps:
             return self._replayed(replay, i, x, t)
         return self._verified(replay, i, x, t, self._eager(i, x, t, timestep_cond))
 
+    def keep_dense(self, e: int, i: int, features: StepFeatures) -> None:
+        """Take what a dense step of an edit recorded, which shallow ones after it go on from.
+
+        Args:
+            e: index of the edit.
+            i: the step.
+            features: The features of the step, not yet encoded.
+        """
+        if self._edits[e].shallow:
+            self._deep_maps[e].keep_dense(i, features, self._edits[e].features[i])
+
     def _eager(self, i: int, x: Tensor, t: Tensor, timestep_cond: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
         predictions, overlays, count = [], [], len(self._edits)
         for e, edit in enumerate(self._edits):
+            overlay, deep_maps = FeatureOverlay(edit.features[i], edit.plans[i]), self._deep_maps[e]
+            if i in edit.shallow:
+                deep_maps.begin(i, overlay)
             rows, overlay = self._executor.run_sparse(
                 x[e::count],
                 t,
                 edit.text,
                 edit.text_keys_of(i),
-                FeatureOverlay(edit.features[i], edit.plans[i]),
+                overlay,
                 timestep_cond,
                 inject_attention=edit.injects(i),
                 extra_layers=edit.extra_layers(i) if edit.extra_layers else None,
             )
+            if edit.shallow and not overlay.shallow:
+                deep_maps.keep(i, overlay)
             rows = apply_guidance(rows, edit.guidance)
             predictions.append(scatter(edit.predictions[i], edit.plans[i].levels[0].active, rows))
             overlays.append(overlay)
@@ -195,6 +215,8 @@ def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozense
 def _eager_reason(edits: Sequence[SparseEdit]) -> str:
     if edits[0].extra_layers is not None:
         return "a reference adapter is at work; it runs eagerly"
+    if edits[0].shallow:
+        return "steps reuse deep features; it runs eagerly"
     if any(plan.hidden for plan in edits[0].plans.values()):
         return "keys are hidden from what is erased; it runs eagerly"
     if any(plan.text_parts for plan in edits[0].plans.values()):

@@ -112,7 +112,11 @@ class Engine:
         """
         executor = self.executor
         layers = CostedLayers(
-            executor.sites, self.pipe.vae, self.grids(config), self._encoder.length(config, guided=self.guided(config))
+            executor.sites,
+            self.pipe.vae,
+            self.grids(config),
+            self._encoder.length(config, guided=self.guided(config)),
+            tuple(site for site in executor.sites if executor.shallow.runs(site.name)),
         )
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)

@@ -19,6 +19,7 @@ from fisedit.features.cache import (
     FeatureOverlay,
     ShiftedFeatures,
     StepFeatures,
+    is_shallow,
     with_last_branch,
 )
 from fisedit.features.sites import loras, project_text
@@ -27,12 +28,13 @@ from fisedit.sampling.scheduler import Sampler, mask_steps
 from fisedit.sampling.trajectory import Trajectory, max_injection_steps
 from fisedit.sampling.trajectory_pages import RecordedSource, from_pages
 from fisedit.sparse.executor import mask_queries
-from fisedit.values import GenerationConfig
+from fisedit.values import GenerationConfig, Shallow
 
 if TYPE_CHECKING:
     from fisedit.features.pages import Page
     from fisedit.features.tiers import Remake
     from fisedit.sampling.engine import Engine
+    from fisedit.values import EditMode
 
 
 def evaluate(
@@ -104,6 +106,35 @@ def _remake_is_faster(engine: Engine, config: GenerationConfig, nbytes: int) -> 
         return False
     sizes = engine.sizes(config)
     return engine.table.step("dense", sizes, sizes, engine.batch(config)) < nbytes / engine.table.rates["disk read"]
+
+
+def steps_without_features(source: Trajectory, mode: EditMode) -> list[int]:
+    """The steps of an edit that compute all layers, and at which its source computed the last one alone.
+
+    Args:
+        source: The trajectory that is edited.
+        mode: The way that the edit is computed.
+    """
+    full = [i for i, dilation in enumerate(mode.dilation) if i >= mode.start and not isinstance(dilation, Shallow)]
+    return [i for i in full if is_shallow(source.features[i])]
+
+
+@torch.inference_mode()
+def deepen(engine: Engine, source: Trajectory, text: Tensor, steps: Sequence[int]) -> None:
+    """Record steps of a trajectory densely that were shallow, in place.
+
+    Args:
+        engine: The engine of the model.
+        source: The trajectory.
+        text: embeddings [B, T, D] of its prompt.
+        steps: indices.
+    """
+    sampler, config = engine.sampler(source.config, source), source.config
+    for count, i in enumerate(steps):
+        latents, inputs = source.latents[i], source.inpaint_inputs
+        features = evaluate(engine, source, sampler, text, i, latents)[1]
+        keep(engine, features, config, i, count, partial(remake_step, engine, config, text, i, latents, inputs))
+        source.features[i] = features
 
 
 def load(engine: Engine, config: GenerationConfig, pages: Sequence[Page], made_with: str) -> RecordedSource:

@@ -127,6 +127,7 @@ class SparseRunner:
             delta = FeatureDelta.between(self._source.features[i], features, engine.read_sites)
         self._feature_deltas.append(delta)
         state.trajectory.feature_deltas.append(delta)
+        self.steps.keep_dense(0, i, features)
         features.encode(engine.encoding)
         return apply_guidance(raw, engine.guidance(config)), features
 
@@ -215,6 +216,7 @@ def _sparse_edit(engine: Engine, source: Trajectory, features: list[CachedFeatur
         guidance=engine.guidance(edit.config),
         extra_layers=partial(engine.conditioning, edit.config) if edit.config.like else None,
         budget=engine.budget,
+        shallow=edit.mode.shallow,
         has_dense_steps=Step.DENSE in edit.mode.dilation[edit.mode.start :],
     )
 

@@ -255,7 +255,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str) -> ResultEntry:
-    found = checked_fields(entry, _RESULT, optional={"model", "pages", "erased", "regional", "rim"})
+    found = checked_fields(entry, _RESULT, optional={"model", "pages", "erased", "shallow", "regional", "rim"})
     config: GenerationConfig = found["recipe"]
     stats, run = found["stats"], parse_run(found, config)
     require((stats.growth, stats.steps_shared) == (run.growth, run.start) and (stats.active_rows or not run.growth))
@@ -353,7 +353,8 @@ _RESULT: Mapping[str, Check] = {
     "parent": one_of(none, _ID),
     "recipe": _config,
     "change": text(8 * MAX_PROMPT_CHARS),
-    **dict.fromkeys(("growth", "structure", "start", "checked", "erased", "regional", "rim"), lambda value: value),
+    **dict.fromkeys(("growth", "structure", "start", "checked", "erased"), lambda value: value),
+    **dict.fromkeys(("shallow", "regional", "rim"), lambda value: value),
     "mask": lambda value: checked_fields(value, _MASK),
     "stats": _stats,
     "model": _NAME,

@@ -292,6 +292,71 @@ class UNetBlocks(EncoderBlocks):
         return [*found, (unet.conv_out, partial(last.conv, unet.conv_out))]
 
 
+class ShallowBlocks:
+    """A UNet of which the first conv and the last layer alone run, as in DeepCache (arXiv 2312.00858).
+
+    The deep map that enters the last layer beside the first conv's output is given instead of computed. The modules in
+    between hand on what they get.
+
+    Args:
+        blocks: The whole UNet's blocks.
+        unet: The model whose modules get other forwards.
+    """
+
+    def __init__(self, blocks: UNetBlocks, unet: UNet2DConditionModel) -> None:
+        self._blocks, self._unet, self._last = blocks, unet, len(unet.up_blocks[-1].resnets) - 1
+        self.entry = f"up_blocks.{len(unet.up_blocks) - 1}.resnets.{self._last}.norm1"
+        self.channels = unet.up_blocks[-1].resnets[-1].in_channels - unet.conv_in.out_channels
+
+    def runs(self, name: str) -> bool:
+        """Return whether a layer runs, by its name."""
+        up, last = f"up_blocks.{len(self._unet.up_blocks) - 1}", self._last
+        return name.startswith((f"{up}.resnets.{last}.", f"{up}.attentions.{last}.", "conv_in", NORM_OUT, "conv_out"))
+
+    def replacements(self, source: RowSource, deep: Tensor) -> list[Replacement]:
+        """The modules that get another forward.
+
+        Args:
+            source: The source of rows.
+            deep: rows [B, R, C] of the map that enters the last layer, without what skipped the middle.
+        """
+        unet = self._unet
+        passed: list[Replacement] = [(block, partial(_passed_down, block)) for block in unet.down_blocks]
+        passed += [(block, _passed) for block in (unet.mid_block, *unet.up_blocks[:-1])]
+        inner = {module for block, _ in passed for module in block.modules()}
+        own = [
+            one for one in self._blocks.replacements(source) if one[0] not in inner and one[0] is not unet.up_blocks[-1]
+        ]
+        return [*passed, *own, (unet.up_blocks[-1], partial(self._last_layer, source, deep))]
+
+    def _last_layer(
+        self,
+        source: RowSource,
+        deep: Tensor,
+        hidden_states: Tensor,
+        res_hidden_states_tuple: tuple[Tensor, ...],
+        temb: Tensor,
+        encoder_hidden_states: Any = None,
+        **__: Any,
+    ) -> Tensor:
+        block: Any = self._unet.up_blocks[-1]
+        name, i = f"up_blocks.{len(self._unet.up_blocks) - 1}", self._last
+        entering = source.joined(deep, rows_of(res_hidden_states_tuple[0]))
+        rows = resnet(source, f"{name}.resnets.{i}", block.resnets[i], entering, temb)
+        if models := getattr(block, "attentions", None):
+            rows = transformer(source, f"{name}.attentions.{i}", models[i], rows, encoder_hidden_states)
+        return map_of(rows)
+
+
+def _passed(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
+
+
+def _passed_down(block: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    outputs = len(block.resnets) + len(block.downsamplers or ())
+    return hidden_states, (hidden_states,) * outputs
+
+
 def _outermost(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Blocks that have a form on rows, those inside another such block left out."""
     outer = ""

@@ -31,7 +31,7 @@ from fisedit.features.sites import (
 )
 from fisedit.models.injection import Replacement, injected
 from fisedit.models.layer_changes import check_layers
-from fisedit.sparse.blocks import EncoderBlocks, UNetBlocks
+from fisedit.sparse.blocks import EncoderBlocks, ShallowBlocks, UNetBlocks
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.packed_weights import MergedWeights
 from fisedit.sparse.recording import DenseContext, attend_beside, recording_replacements
@@ -149,6 +149,7 @@ class Executor:
         self.num_levels = num_levels(self.sites)
         self.loras, self.weights = loras(unet), MergedWeights()
         self._by_name, self._blocks = {site.name: site for site in self.sites}, UNetBlocks(unet)
+        self.shallow = ShallowBlocks(self._blocks, unet)
 
     @property
     def device(self) -> torch.device:
@@ -170,6 +171,7 @@ class Executor:
             return False
         self.sites, self.loras = sites, now
         self._by_name, self._blocks = {site.name: site for site in self.sites}, UNetBlocks(self.unet)
+        self.shallow = ShallowBlocks(self._blocks, self.unet)
         return True
 
     def run_dense(
@@ -244,7 +246,7 @@ class Executor:
             text: embeddings [B, T, D].
             text_keys: the text's keys and values by site name, filled at the first step of a prompt.
             overlay: an empty one over the cached step that is read, with the plan whose active rows are computed; it is
-                filled.
+                filled. A shallow one holds the rows of the map that enters the last layer, which alone is computed.
             timestep_cond: [B, C] for distilled models, or None.
             inject_attention: the last branch attends as the source did where its queries were recorded, as in
                 prompt-to-prompt.
@@ -265,7 +267,12 @@ class Executor:
             inject_attention=inject_attention,
             cross_keys=cross_keys,
         )
-        replacements = self._blocks.replacements(rows, by_layer=extra_layers is not None and extra_layers.inside_blocks)
+        by_layer = extra_layers is not None and extra_layers.inside_blocks
+        replacements = (
+            self._blocks.replacements(rows, by_layer=by_layer)
+            if not overlay.shallow
+            else self.shallow.replacements(rows, overlay.maps[self.shallow.entry])
+        )
         for name in self._custom_attentions():
             if name in cross_keys:
                 raise AdapterError(f"an image adapter needs plain attention, got a processor of its own at {name}")

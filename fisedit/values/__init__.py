@@ -21,12 +21,15 @@ from fisedit.values.base import (
     MAX_PROMPT_CHARS,
     Dilation,
     OnStep,
+    Shallow,
     Step,
     are_numbers,
     as_dilations,
     as_growth,
     copy_on_read,
     is_number,
+    shallow_steps,
+    with_shallow,
 )
 from fisedit.values.edit_mask import (
     MAX_REGIONS,
@@ -116,6 +119,7 @@ __all__ = [
     "RegionalPrompt",
     "SavedAdapter",
     "SchedulerName",
+    "Shallow",
     "Step",
     "Word",
     "are_numbers",
@@ -141,7 +145,9 @@ __all__ = [
     "num_timesteps",
     "over_pixels",
     "parse_adapter_references",
+    "shallow_steps",
     "soft_levels",
     "strength_for_start",
     "web_ui_scheduler",
+    "with_shallow",
 ]

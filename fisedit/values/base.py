@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from math import nan
 from numbers import Real
@@ -37,8 +37,12 @@ class Step(Enum):
     it found outside the mask."""
 
 
+class Shallow(int):
+    """Latent cells that a shallow step computes beyond the mask: one that reuses a UNet's deep features."""
+
+
 Dilation = int | Step
-"""Latent cells that a step computes beyond the mask; or the kind of another step."""
+"""Latent cells that a step computes beyond the mask, perhaps `Shallow`; or the kind of another step."""
 
 
 DENSE_GROWTH = MAX_DILATION
@@ -52,7 +56,22 @@ def as_dilations(growth: Sequence[int]) -> tuple[Dilation, ...]:
 
 def as_growth(dilations: Sequence[Dilation]) -> tuple[int, ...]:
     """Invert `as_dilations`."""
-    return tuple(cells if isinstance(cells, int) else DENSE_GROWTH for cells in dilations)
+    return tuple(int(cells) if isinstance(cells, int) else DENSE_GROWTH for cells in dilations)
+
+
+def with_shallow(dilations: Sequence[Dilation], shallow: Collection[int]) -> tuple[Dilation, ...]:
+    """Return dilations with some of the sparse steps shallow.
+
+    Args:
+        dilations: by step.
+        shallow: indices of the shallow ones.
+    """
+    return tuple(Shallow(d) if i in shallow and isinstance(d, int) else d for i, d in enumerate(dilations))
+
+
+def shallow_steps(dilations: Sequence[Dilation]) -> tuple[int, ...]:
+    """Return the indices of the shallow steps."""
+    return tuple(i for i, dilation in enumerate(dilations) if isinstance(dilation, Shallow))
 
 
 MAX_PROMPT_CHARS = 100_000

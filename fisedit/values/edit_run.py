@@ -8,7 +8,7 @@ from math import nextafter
 from typing import TYPE_CHECKING, Any
 
 from fisedit.errors import InputError, as_text
-from fisedit.values.base import as_growth, copy_on_read, is_number
+from fisedit.values.base import as_growth, copy_on_read, is_number, shallow_steps
 from fisedit.values.edit_mask import MaskSource, RegionalPrompt, frozen
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class EditMode:
     """The way an edit is computed: beside its config and its mask, what it takes to compute it again.
 
     Args:
-        dilation: latent cells computed beyond the mask at each step, or `Step.DENSE`; () for a dense run.
+        dilation: latent cells computed beyond the mask at each step, perhaps `Shallow`, or `Step.DENSE`; () for a
+            dense run.
         structure: share of the steps that may inject the source's attention which do, 0 to 1.
         start: so many first steps are the parent's.
         checked: whether it is checked for drift, which moves roundings.
@@ -58,8 +59,13 @@ class EditMode:
 
     @property
     def growth(self) -> tuple[int, ...]:
-        """`dilation` as requests and files name it."""
+        """`dilation` as requests and files name it, whether a step is shallow or not."""
         return as_growth(self.dilation)
+
+    @property
+    def shallow(self) -> tuple[int, ...]:
+        """Indices of the steps that reuse deep features."""
+        return shallow_steps(self.dilation)
 
 
 @copy_on_read("seconds")

@@ -13,6 +13,7 @@ from fisedit.costs.model import decoder_macs, fixed_macs, text_macs, unet_macs
 from fisedit.decoder.decode import decode, decode_sparse
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.features.cache import FeatureOverlay
+from fisedit.features.sites import num_levels, unet_sites
 from fisedit.models import random_init
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
@@ -76,6 +77,27 @@ def test_a_sparse_step_costs_what_torch_counts(pipelines, shape, name):
     assert counted(step.sparse(plan, cache)) == own
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shallow_step_costs_what_torch_counts(pipelines, shape):
+    unet, grid = pipelines[shape].unet, grids(HEIGHT, WIDTH)["noise"]
+    step, cache, plan = Evaluation(unet, 2), {}, make_row_plan(grid, num_levels(unet_sites(unet)))
+    with torch.no_grad():
+        _, maps = step.executor.run_dense(step.latents, torch.tensor(500), step.text, {})
+        step.sparse(plan, cache)()
+    entry = step.executor.shallow
+
+    def run():
+        overlay = FeatureOverlay(maps, plan, shallow=True)
+        overlay.maps[entry.entry] = maps.rows(entry.entry, 0, plan.levels[0].active)[..., : entry.channels]
+        step.executor.run_sparse(step.latents, torch.tensor(500), step.text, cache, overlay)
+
+    sites = [site for site in step.executor.sites if entry.runs(site.name)]
+    embedding, last = unet.time_embedding, unet.up_blocks[-1].resnets[-1]
+    layers = embedding.linear_1, embedding.linear_2, last.time_emb_proj
+    time = 2 * sum(layer.weight.numel() for layer in layers)
+    assert counted(run) == unet_macs(sites, plan.rows, step.sizes, 2, 11) + time
+
+
 def test_a_dense_decode_costs_what_torch_counts(pipelines):
     vae, latents = pipelines["sd15"].vae, torch.randn(1, 4, HEIGHT, WIDTH)
     assert decoder_macs(vae, frame_areas(HEIGHT * WIDTH), HEIGHT * WIDTH) == counted(lambda: decode(vae, latents))
@@ -98,8 +120,10 @@ def test_what_a_step_takes_at_least_on_each_device():
     grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))
     macs = unet_macs(executor.sites, make_row_plan(dilate(grid, STEP_DILATION), executor.num_levels).rows, sizes, 2, 77)
     operations, _ = PEAKS["H200"]
-    assert fixed_macs(torch.device("cuda")) == pytest.approx(1.3e-3 * operations / 2 / 3 - macs, rel=0.05)
-    assert fixed_macs(torch.device("cpu")) == fixed_macs(torch.device("meta")) == 10e9
+    assert fixed_macs(torch.device("cuda"), executor.sites) == pytest.approx(
+        1.3e-3 * operations / 2 / 3 - macs, rel=0.05
+    )
+    assert 8e9 < fixed_macs(torch.device("cpu"), executor.sites) < 12e9  # 50 ms, measured on two Zen 5 cores in bf16
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("cpu", (5, 5)), ("cuda", (5, 5))])
@@ -107,19 +131,21 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
     """One mask of one model: where a step's fixed part is larger, more cells come for nothing."""
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=2))
     spent = costs.sparse_step(SQUARE, 5)
-    monkeypatch.setattr("fisedit.costs.model.FIXED_MACS", {"cpu": 4 * spent, "cuda": 40 * spent})
-    monkeypatch.setattr("fisedit.costs.model.fixed_macs", lambda _: fixed_macs(torch.device(kind)))
+    fixed = {"cpu": 4 * spent, "cuda": 40 * spent}[kind]
+    monkeypatch.setattr("fisedit.costs.model.fixed_macs", lambda *_: fixed)
     assert costs.choose_dilations(SQUARE, plain=True) == expected
 
 
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):
     costs = Engine(pipelines["sd15"]).costs(config_of(num_inference_steps=25))
-    monkeypatch.setattr("fisedit.costs.model.FIXED_MACS", {"cpu": 100 * costs.dense_step()})
+    fixed = 100 * costs.dense_step()
+    monkeypatch.setattr("fisedit.costs.model.fixed_macs", lambda *_: fixed)
     dense = 0, 3, 7, 12, 18
     assert costs.choose_dilations(SQUARE) == tuple(Step.DENSE if i in dense else 1 for i in range(25))
     assert costs.choose_dilations(SQUARE, 10) == tuple(Step.DENSE if i in (10, 13, 19) else 1 for i in range(25))
-    monkeypatch.setattr("fisedit.costs.model.FIXED_MACS", {"cpu": 0})
+    monkeypatch.setattr("fisedit.costs.model.fixed_macs", lambda *_: 0)
     monkeypatch.setattr("fisedit.costs.model.MAX_TIME_RATIO", 1)
+    monkeypatch.setattr("fisedit.costs.model.MAX_DENSE_RATIO", 1)
     chosen = {quality: costs.choose_dilations(SQUARE, quality=quality) for quality in Quality}
     assert chosen[Quality.FAST] == (2,) * 13 + (1,) * 12
     assert chosen[Quality.BALANCED] == (3,) * 13 + (2,) * 12

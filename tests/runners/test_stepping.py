@@ -19,7 +19,7 @@ from fisedit.decoder import tiles as boxing
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.machine import hardware as machine
 from fisedit.masking import drift_check
-from fisedit.values import EditMask, MaskSource, Quality
+from fisedit.values import EditMask, MaskSource
 from tests.support.adapters import lively
 from tests.support.edits import BIRD, CAT, DOG, latents, pixels_outside
 from tests.support.grids import grids
@@ -40,9 +40,7 @@ def _alike(monkeypatch):
     monkeypatch.setattr(
         Costs,
         "choose_dilations",
-        lambda costs, grid, start=0, *, quality=Quality.BALANCED, plain=False: dilations(
-            costs, grid, start, plain=True
-        ),
+        lambda costs, grid, start=0, **_: dilations(costs, grid, start, plain=True),
     )
     monkeypatch.setattr(boxing, "HALO", 512)
     monkeypatch.setattr(boxing, "DENSE_SHARE", float("inf"))
