@@ -103,7 +103,9 @@ def test_an_edit_is_diffusers_pipeline_with_maps_told_so(pipelines, scheduler, d
 
 
 @pytest.fixture
-def editor(pipelines):
+def editor(pipelines, monkeypatch):
+    """An editor whose fast edits take the first schedule, whatever others cost."""
+    monkeypatch.setattr("fisedit.costs.model.MAX_TIME_RATIO", 0)
     editor = Editor(pipelines["demo"], model="demo")
     editor.generate(CAT, **LONG)
     return editor
