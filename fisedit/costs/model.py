@@ -53,8 +53,9 @@ power."""
 SHALLOW_FROM, SHALLOW_STEPS = 1 / 2, 1
 """The share of the steps after which some are shallow, and how many of them follow on a full one.
 
-Measured on swaps of 256 px inside given masks (the demo model, development seeds). Of 25 steps, balanced edits with
-five shallow ones have 30.5 dB in the median and 23.6 in the tenth percentile, and 30.7 and 24.3 without. Two of three
+Measured on swaps of 256 px inside given masks (the demo model, development seeds). In 25
+steps, balanced edits with five shallow ones have a median of 30.5 dB and a tenth percentile of 23.6. Without them these
+are 30.7 and 24.3. Two of three
 shallow ones after the first third lose 1 dB of both, and in 20 steps 6 dB. Between dense steps, shallow ones lose 1.2
 dB of the median and 2.6 of the tenth percentile (20 steps): so close edits have none."""
 
@@ -75,7 +76,7 @@ LAYER_MACS, WEIGHT_MACS = 9e6, 7
 """The fixed cost of a step on a CPU where there is no table: of every layer, and of every weight that is read.
 
 Both are in multiply-accumulates of the time. On the demo model's 157 layers a step of one cell took 11 ms in fp32 and
-12 in bf16, where a thousand million more took 12 and 6 (two cores with avx512_bf16). That is 6e6 and 13e6 a layer.
+12 in bf16. A thousand million more took 12 and 6 (two cores with avx512_bf16). That is 6e6 and 13e6 a layer.
 Stable Diffusion's took 50 ms in bf16 on two Zen 5 cores, of which its 860 million weights are the larger part."""
 
 CUDA_MACS = 165e9
