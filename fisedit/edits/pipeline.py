@@ -149,7 +149,7 @@ class EditPipeline:
         self.renderer.rebuild(request)
         edits = [self.renderer.latent_edit(each, plan) for each in requests]
         latents = denoise.run_clip(
-            self.state.engine, self.renderer.source(request)[0], edits, self.renderer.callback(request), pads
+            self.state.engine, self.renderer.deep_source(request, plan), edits, self.renderer.callback(request), pads
         )
         self.renderer.check_model(request)
         frames = []

@@ -29,7 +29,7 @@ from fisedit.models.weight_changes import check_files
 from fisedit.sampling import denoise
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
-from fisedit.sampling.records import deepen, steps_without_features
+from fisedit.sampling.records import deepened, steps_without_features
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import EditKind, Inversion, OnStep, strength_for_start
@@ -102,7 +102,6 @@ class Renderer:
         request, plan = jobs[0]
         if request.parent is not None:
             self.rebuild(request)
-            self._deepen(request, plan)
         if request.picture is not None:
             return [self._invert(request, plan)]
         with request.stopwatch.stage("denoise"):
@@ -110,14 +109,17 @@ class Renderer:
         self.check_model(request)
         return [self.decode(*job, trajectory) for job, trajectory in zip(jobs, trajectories, strict=True)]
 
-    def _deepen(self, request: EditRequest, plan: EditPlan) -> None:
-        """Record what the parent's shallow steps did not, where the edit reads it."""
-        source = self.source(request)[0]
-        if steps := steps_without_features(source, plan.mode):
-            with request.stopwatch.stage("denoise"), torch.inference_mode():
-                engine = self.state.engine
-                encoded = encode_prompts(engine.pipe, engine.encode, source.config, ())
-                deepen(engine, source, encoded.embeddings, steps)
+    def deep_source(self, request: EditRequest, plan: EditPlan) -> Trajectory:
+        """The parent's trajectory, and what its shallow steps did not record and the plan reads.
+
+        That is recorded for this plan alone, so that an edit does not depend on those made before it.
+        """
+        source, engine = self.source(request)[0], self.state.engine
+        steps = steps_without_features(source, plan.mode)
+        if not steps:
+            return source
+        encoded = encode_prompts(engine.pipe, engine.encode, source.config, ())
+        return deepened(engine, source, encoded.embeddings, steps, self.callback(request))
 
     def check_model(self, request: EditRequest) -> None:
         """Raise SessionError or ModelError where the model is another one than when the request was made."""
@@ -130,7 +132,7 @@ class Renderer:
     def _denoise(self, jobs: Sequence[Job]) -> list[Trajectory]:
         """Sparse over the parent's trajectory, dense over it, or dense alone."""
         (request, plan), callback = jobs[0], self.callback(jobs[0][0])
-        source = self.source(request)[0] if request.parent else None
+        source = self.deep_source(request, plan) if request.parent else None
         if source and plan.mode.dilation:
             return denoise.run_sparse(self.state.engine, source, [self.latent_edit(*job) for job in jobs], callback)
         assert plan.prompt is not None

@@ -6,6 +6,7 @@ Functions of an engine; they know no edits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fisedit.features.pages import Page
     from fisedit.features.tiers import Remake
     from fisedit.sampling.engine import Engine
+    from fisedit.sampling.step import StepCallback
     from fisedit.values import EditMode
 
 
@@ -120,21 +122,26 @@ def steps_without_features(source: Trajectory, mode: EditMode) -> list[int]:
 
 
 @torch.inference_mode()
-def deepen(engine: Engine, source: Trajectory, text: Tensor, steps: Sequence[int]) -> None:
-    """Record steps of a trajectory densely that were shallow, in place.
+def deepened(
+    engine: Engine, source: Trajectory, text: Tensor, steps: Sequence[int], callback: StepCallback
+) -> Trajectory:
+    """A trajectory of which some shallow steps are recorded densely, from its own latents; the given one stays.
 
     Args:
         engine: The engine of the model.
         source: The trajectory.
         text: embeddings [B, T, D] of its prompt.
         steps: indices.
+        callback: called before every one of them; may raise.
     """
-    sampler, config = engine.sampler(source.config, source), source.config
+    sampler, config, features = engine.sampler(source.config, source), source.config, list(source.features)
     for count, i in enumerate(steps):
         latents, inputs = source.latents[i], source.inpaint_inputs
-        features = evaluate(engine, source, sampler, text, i, latents)[1]
-        keep(engine, features, config, i, count, partial(remake_step, engine, config, text, i, latents, inputs))
-        source.features[i] = features
+        callback(count, len(steps), latents)
+        found = evaluate(engine, source, sampler, text, i, latents)[1]
+        keep(engine, found, config, i, count, partial(remake_step, engine, config, text, i, latents, inputs))
+        features[i] = found
+    return replace(source, features=features)
 
 
 def load(engine: Engine, config: GenerationConfig, pages: Sequence[Page], made_with: str) -> RecordedSource:

@@ -134,22 +134,27 @@ def test_the_steps_are_those_that_costs_chose_and_files_keep(editor, tmp_path):
 
 @pytest.mark.parametrize("how", ["erase", "growth", "structure", "close"])
 def test_an_edit_that_reads_deep_maps_has_them_recorded_first(editor, how):
-    """And counts what that took."""
+    """For itself, and counts it: the same edit, and others, are the same afterwards."""
     parent = editor.edit(DOG, mask=SQUARE, quality="fast")
-    before = trajectory(editor, parent)
-    assert shallow_of(editor, parent)
+    shallow = shallow_of(editor, parent)
+    likewise = editor.edit(CAT, mask=SQUARE, quality="fast")
     edits = {
         "erase": lambda: editor.erase(Region.mask(SQUARE)),
         "growth": lambda: editor.edit(CAT, mask=SQUARE, growth=2),
         "structure": lambda: editor.edit(CAT, mask=SQUARE, structure=1.0),
         "close": lambda: editor.edit(CAT, mask=SQUARE, quality="close"),
     }
-    result = edits[how]()
-    read = [i for i in range(LONG["num_inference_steps"]) if i not in result.run.shallow]
-    assert not any(is_shallow(before.features[i]) for i in read)
-    with_deep = result.stats.macs
     editor.checkout(parent.id)
-    assert same(edits[how](), result) and editor.current.stats.macs < with_deep
+    result, seen = edits[how](), trajectory(editor, editor.current)
+    full = [i for i in range(LONG["num_inference_steps"]) if i not in result.run.shallow]
+    assert shallow and not any(is_shallow(seen.features[i]) for i in full)
+    assert shallow_of(editor, parent) == shallow
+    costs = editor._engine.costs(result.config)
+    assert result.stats.macs > len(set(shallow) & set(full)) * costs.dense_step() > 0
+    editor.checkout(parent.id)
+    assert same(edits[how](), result) and editor.current.stats.macs == result.stats.macs
+    editor.checkout(parent.id)
+    assert same(editor.edit(CAT, mask=SQUARE, quality="fast"), likewise)
 
 
 def test_short_runs_and_others_have_none(editor, pipelines):
@@ -158,3 +163,16 @@ def test_short_runs_and_others_have_none(editor, pipelines):
     short = Editor(pipelines["demo"])
     short.generate(CAT, **(LONG | {"num_inference_steps": 14}))
     assert short.edit(DOG, mask=SQUARE, quality="fast").run.shallow == ()
+
+
+def test_frames_of_a_clip_over_such_an_edit(editor):
+    """Each is the edit alone that computes all layers."""
+    editor.edit(DOG, mask=SQUARE, quality="fast")
+    pipeline, parent = editor._pipeline, editor.current
+    requests = [pipeline.requests.edit(CAT, Region.mask(SQUARE)) for _ in range(2)]
+    frames = pipeline.render_clip(requests)
+    plan = pipeline.plan(replace(requests[0], is_frame=True))
+    alone = pipeline.run(requests[0], plan)
+    assert parent.run.shallow and plan.mode.shallow == ()
+    for frame in frames:
+        assert np.abs(np.asarray(frame, int) - np.asarray(alone.image, int)).max() <= 1
