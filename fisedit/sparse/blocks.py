@@ -306,7 +306,7 @@ class ShallowBlocks:
     def __init__(self, blocks: UNetBlocks, unet: UNet2DConditionModel) -> None:
         self._blocks, self._unet, self._last = blocks, unet, len(unet.up_blocks[-1].resnets) - 1
         self.entry = f"up_blocks.{len(unet.up_blocks) - 1}.resnets.{self._last}.norm1"
-        self.channels = unet.up_blocks[-1].resnets[-1].in_channels - unet.conv_in.out_channels
+        self.channels = unet.up_blocks[-1].resnets[-1].in_channels - unet.config.block_out_channels[0]
 
     def runs(self, name: str) -> bool:
         """Return whether a layer runs, by its name."""
