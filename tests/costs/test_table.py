@@ -13,7 +13,7 @@ from fisedit import Editor
 from fisedit.costs import store as cost_store
 from fisedit.costs.table import CostTable, Curve, Measurements, fit, from_dict
 from fisedit.sampling.engine import Engine
-from fisedit.values import Step, make_generation_config
+from fisedit.values import Quality, Step, make_generation_config
 from tests.support.edits import CAT, DOG
 
 
@@ -110,7 +110,7 @@ def test_a_table_survives_its_file_and_a_damaged_one_counts_for_none(pipelines, 
 def test_a_table_decides_between_dense_and_sparse_and_tells_seconds(pipelines):
     pipe = pipelines["demo"]
     fast, slow = costs(pipe, table(2.0, 1.0)), costs(pipe, table(2.0, 1.95))
-    growth = fast.choose_dilations(CORNER)
+    growth = fast.choose_dilations(CORNER, quality=Quality.FAST)
     assert fast.seconds(CORNER, growth) == pytest.approx(10.5) and fast.seconds(None, ()) == pytest.approx(20.5)
     assert fast.seconds(CORNER, growth, start=4, probes=1) == pytest.approx(8.5)
     assert not fast.dense_is_cheaper(CORNER, growth)
