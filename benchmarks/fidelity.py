@@ -20,7 +20,7 @@ from fisedit.bench.dense_pipelines import DensePipelines
 from fisedit.bench.dense_search import DEFAULT_VARIANT
 from fisedit.bench.edit_case import BenchmarkEdit, EditCase, get_trajectory
 from fisedit.bench.timing import interval, interval_text, measure_seconds, ratio
-from fisedit.costs.model import DILATION_PAIRS
+from fisedit.costs.schedules import DILATION_PAIRS
 from fisedit.editor import Editor
 from fisedit.machine.device import choose_device
 from fisedit.models.loader import load

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fisedit.costs.model import DENSE_STEP_SHARE, interleaved_dense_steps, two_phase_dilation
+from fisedit.costs.schedules import DENSE_STEP_SHARE, interleaved_dense_steps, two_phase_dilation
 from fisedit.values import Quality, as_growth
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fisedit.costs.model import find_shallow_steps, steps_alike
+from fisedit.costs.model import steps_alike
+from fisedit.costs.schedules import find_shallow_steps
 from fisedit.errors import InputError, MaskError
 from fisedit.masking import drift_check
 from fisedit.masking.edit_scope import EditScope

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Quality(StrEnum):
-    """The trade-off between an edit's time and its fidelity to the dense one (`costs.model.FIRST_SCHEDULE`)."""
+    """The trade-off between an edit's time and its fidelity to the dense one (`costs.schedules.FIRST_SCHEDULE`)."""
 
     FAST = "fast"
     BALANCED = "balanced"

@@ -14,7 +14,8 @@ from PIL import Image
 
 from fisedit import Cancelled, Editor
 from fisedit.adapters.row_column.checkpoints import save_adapter
-from fisedit.costs.model import Costs, two_phase_dilation
+from fisedit.costs.model import Costs
+from fisedit.costs.schedules import two_phase_dilation
 from fisedit.decoder import tiles as boxing
 from fisedit.errors import InputError, MaskError, NumericsError
 from fisedit.machine import hardware as machine
