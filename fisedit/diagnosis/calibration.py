@@ -20,6 +20,7 @@ import numpy as np
 
 from fisedit.costs import store as cost_store
 from fisedit.costs.macs import decode_work
+from fisedit.costs.schedules import find_shallow_steps
 from fisedit.costs.spans import recorded_spans
 from fisedit.costs.table import Measurements, step_work
 from fisedit.decoder.tiles import box_areas, frame_areas
@@ -146,7 +147,7 @@ def predictions(pipeline: EditPipeline, areas: Sequence[float], size: int, steps
     rows: list[dict[str, object]] = [{"run": "source", "seconds": costs.seconds(None, ())}]
     for area in areas:
         grid = shape_mask(area, size // LATENT_FACTOR, discs=False)
-        growth = costs.choose_dilations(grid)
+        growth = costs.choose_dilations(grid, shallow=find_shallow_steps(steps))
         dense = bool(costs.dense_is_cheaper(grid, growth))
         seconds = costs.seconds(grid, () if dense else growth)
         rows.append({"run": f"edit of {area:.0%}{', dense' if dense else ''}", "seconds": seconds})

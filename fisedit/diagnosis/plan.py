@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fisedit.costs import store as cost_store
+from fisedit.costs.schedules import find_shallow_steps
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.record_placement import RecordPlacement, place_records
 from fisedit.errors import InputError
@@ -152,7 +153,7 @@ def _records(
     total = engine.recorded_bytes(config, size=size)
     page, costs = -(-total // steps), engine.costs(config)
     grid = shape_mask(settings.areas[0], config.width // LATENT_FACTOR, discs=False)
-    sparse = costs.step_seconds(grid, costs.choose_dilations(grid))
+    sparse = costs.step_seconds(grid, costs.choose_dilations(grid, shallow=find_shallow_steps(steps)))
     choices = [RecordPlacement("memory", page, sparse)]
     if table is not None and "disk read" in table.rates:
         choices.append(RecordPlacement("disk", 0, sparse + page / table.rates["disk read"]))
@@ -180,7 +181,8 @@ def _config(pipe: Model, settings: PlanSettings) -> GenerationConfig:
 def _edit(costs: Costs, records: _Records, config: GenerationConfig, area: float) -> dict[str, Any]:
     """An edit in a square, of a source with such records."""
     grid = shape_mask(area, config.width // LATENT_FACTOR, discs=False)
-    growth, size = costs.choose_dilations(grid), records.size
+    growth = costs.choose_dilations(grid, shallow=find_shallow_steps(config.num_timesteps))
+    size = records.size
     fallback = costs.dense_is_cheaper(grid, growth)
     seconds = costs.seconds(grid, () if fallback else growth)
     assert seconds is not None

@@ -94,7 +94,7 @@ def save_faster_table(pipe, dtype):
 
 def test_edits_take_the_bytes_of_the_cache_dtype_that_was_chosen(calibrated, monkeypatch):
     growth = (Step.DENSE, 1, 1, 1, Step.DENSE, 1, 1, 1, 1, 1)
-    monkeypatch.setattr(Costs, "choose_dilations", lambda *_: growth)
+    monkeypatch.setattr(Costs, "choose_dilations", lambda *_, **__: growth)
     monkeypatch.setattr(
         Costs, "dense_is_cheaper", lambda _, grid, *__: "everything" if np.all(getattr(grid, "grid", grid)) else ""
     )
