@@ -34,11 +34,10 @@ power."""
 SHALLOW_FROM, SHALLOW_STEPS = 1 / 2, 1
 """The share of the steps after which some are shallow, and how many of them follow on a full one.
 
-Measured on swaps of 256 px inside given masks (the demo model, development seeds). In 25
-steps, balanced edits with five shallow ones have a median of 30.5 dB and a tenth percentile of 23.6. Without them these
-are 30.7 and 24.3. Two of three
-shallow ones after the first third lose 1 dB of both, and in 20 steps 6 dB. Between dense steps, shallow ones lose 1.2
-dB of the median and 2.6 of the tenth percentile (20 steps): so close edits have none."""
+Measured on swaps of 256 px inside given masks (the demo model, development seeds). In 25 steps balanced edits have a
+median of 30.4 dB and a tenth percentile of 23.4, and 30.7 and 24.3 without shallow steps. Fast ones have 29.5 and 22.6,
+and 29.3 and 23.3 without. Two of three shallow after the first third lose 1 dB of both, and after the middle of 20 steps
+2.6 dB of the median. Between dense steps, shallow ones lose 1.2 and 2.6 dB (20 steps): so close edits have none."""
 
 FEWEST_STEPS = 15
 """Runs with fewer steps have no shallow ones: they lie too far from one another."""
@@ -50,7 +49,7 @@ MAX_TIME_RATIO, MAX_DENSE_RATIO = 1.1, 1.23
 """The largest ratio of times at which a schedule nearer to the dense edit is taken instead.
 
 The second is that of a balanced edit's with dense steps in between, over a pair without shallow ones, as it is far
-nearer. In the swaps below it has 36.2 dB in the median and 28.1 in the tenth percentile, the pair (3, 2) 30.7 and 24.3.
+nearer. In the swaps above it has 36.2 dB in the median and 28.1 in the tenth percentile, the pair (3, 2) 30.7 and 24.3.
 On the demo model it takes 1.0 to 1.22 of that pair's time, on Stable Diffusion under a third of the picture more."""
 
 
