@@ -35,9 +35,10 @@ SHALLOW_FROM, SHALLOW_STEPS = 1 / 2, 1
 """The share of the steps after which some are shallow, and how many of them follow on a full one.
 
 Measured on swaps of 256 px inside given masks (the demo model, development seeds). In 25 steps balanced edits have a
-median of 30.4 dB and a tenth percentile of 23.4, and 30.7 and 24.3 without shallow steps. Fast ones have 29.5 and 22.6,
-and 29.3 and 23.3 without. Two of three shallow after the first third lose 1 dB of both, and after the middle of 20 steps
-2.6 dB of the median. Between dense steps, shallow ones lose 1.2 and 2.6 dB (20 steps): so close edits have none."""
+median of 30.4 dB and a tenth percentile of 23.4, and 30.7 and 24.3 without shallow steps. Fast ones have 29.5 and
+22.6, and 29.3 and 23.3 without. Two of three shallow after the first third lose 1 dB of both, and after the middle of
+20 steps 2.6 dB of the median. Between dense steps, shallow ones lose 1.2 and 2.6 dB (20 steps): so close edits have
+none."""
 
 FEWEST_STEPS = 15
 """Runs with fewer steps have no shallow ones: they lie too far from one another."""
