@@ -1,9 +1,13 @@
-"""oneDNN's products with prepacked weights, in bf16 on a CPU.
+"""oneDNN's products with prepacked weights, on a CPU.
 
 With few rows, reordering a weight takes longer than the product, so that reordered copies are kept. Only parameters are
 packed: one that was written to gets new copies, and its copies are dropped with it. They cost a second copy of every
-weight that sparse steps multiply by, 1.6 GB of SD 1.5. They take 8 % off a step of 5 % of the picture, and 4 % off one
-of 15 %. Another copy of the convs of whole maps is 1 GB, and takes 3 % off a dense step.
+weight that sparse steps multiply by, 1.6 GB of SD 1.5 in bf16. They take 8 % off a step of 5 % of the picture, and 4 %
+off one of 15 %. Another copy of the convs of whole maps is 1 GB, and takes 3 % off a dense step. Weights are packed
+while half of the machine's memory is free. Others are reordered in every product, with the same result to the bit.
+
+In float32 oneDNN multiplies where it is faster than the library that torch takes (`tuning.prefers_onednn`). The weights
+of sparse steps are packed as well: 3.3 GB of SD 1.5, 9 to 13 % off a step of 5 %.
 
 A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does so. Maps and rows stay in bf16, and are widened for
 a large conv, or for a product with a large packed weight. The copies are then in float32, 3.3 GB, and the convs of
@@ -23,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fisedit.machine.device import write_count
+from fisedit.machine.device import memory_bytes, write_count
+from fisedit.machine.hardware import available_bytes
 from fisedit.sparse_kernels import tuning
 
 SAME_SIZE = [1, 1]
@@ -33,6 +38,9 @@ MIN_WIDENED_NUMEL, MIN_WIDENED_MACS = 800_000, 1 << 29
 """Numbers of a weight, and multiply-accumulates of a conv of a whole map, from which they are widened. Smaller ones
 take little time; and as what float32 sums up depends a little on the number of threads, a small model's stay torch's
 own."""
+
+MIN_FP32_NUMEL = 1 << 16
+"""Numbers of a weight in float32 from which it is packed."""
 
 MAX_PATCH_POSITIONS = 512
 """Positions of a map up to which a widened conv is a product with patches, for which weights are packed."""
@@ -103,7 +111,7 @@ def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, bit for bit where nothing is widened.
+    """`F.linear`, in bf16 bit for bit where nothing is widened.
 
     Args:
         rows: [..., C_in], or patches [..., 9 * C_in] for the weight of a 3x3 conv.
@@ -111,18 +119,18 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: [C_out] or None.
     """
     packed = _packed(weight, 2, lambda w: _ordered(matrix(w)))
-    return F.linear(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
+    return _unpacked(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` of a whole map, for which a weight is packed only where products are widened.
+    """`linear` of a whole map, for which a weight is packed only where products are widened.
 
     Args:
         x: [..., C_in].
         weight: [C_out, C_in].
         bias: [C_out] or None.
     """
-    return linear(x, weight, bias) if widens(x) else F.linear(x, weight, bias)
+    return linear(x, weight, bias) if widens(x) else _unpacked(x, weight, bias)
 
 
 def dense_conv(
@@ -167,8 +175,16 @@ def matrix(weight: Tensor) -> Tensor:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    on_cpu = weight.dtype is torch.bfloat16 and weight.device.type == "cpu"
-    return on_cpu and (_widens_copy(weight) or _multiplies_bf16()) and _available()
+    if weight.device.type != "cpu" or not _available():
+        return False
+    if weight.dtype is torch.bfloat16:
+        return _widens_copy(weight) or _multiplies_bf16()
+    return weight.dtype is torch.float32 and weight.numel() >= MIN_FP32_NUMEL and tuning.prefers_onednn()
+
+
+def _has_room(weight: Tensor) -> bool:
+    """Return whether half of the machine's memory stays free beside a copy of a weight."""
+    return available_bytes() - weight.nbytes >= memory_bytes(weight.device) // 2
 
 
 def _multiplies_bf16() -> bool:
@@ -219,6 +235,8 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
         return found.packed
     if not (isinstance(weight, torch.nn.Parameter) and _can_pack(weight)) or weight.is_inference():
         return None
+    if not _has_room(weight):
+        return None
     copy = _Copy(
         ref(weight, lambda weight_ref: _drop_copy(key, weight_ref)),
         _state(weight),
@@ -227,6 +245,14 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
     )
     _copies[key] = copy
     return copy.packed
+
+
+def _unpacked(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`; in float32 by oneDNN on CPUs where it is faster, which nothing is differentiated through."""
+    is_fp32 = rows.dtype is torch.float32 and rows.device.type == "cpu"
+    if is_fp32 and not torch.is_grad_enabled() and tuning.prefers_onednn() and _available():
+        return _product(rows, weight, bias)
+    return F.linear(rows, weight, bias)
 
 
 def _state(weight: Tensor) -> tuple[int, int, torch.dtype]:

@@ -85,6 +85,17 @@ def prefers_fp32() -> bool:
     return "Intel" in capabilities.get("cpu_name", "") and not capabilities.get("amx_bf16", False)
 
 
+@cache
+def prefers_onednn() -> bool:
+    """Return whether oneDNN multiplies float32 faster than MKL, which torch takes: on AMD's CPUs.
+
+    MKL leaves AVX-512 unused there. With it, on a Zen 5, oneDNN took .4 to .55 of the time of a product. Steps of SD
+    1.5 at 5 and 25 % of the picture took .60 and .67 of theirs. With AVX2 alone they took .92 and .96.
+    """
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return "AMD" in capabilities.get("cpu_name", "") and torch.backends.mkl.is_available()
+
+
 def quantisation_setting() -> str:
     """Read from FISEDIT_CODED how recorded keys and values are quantised.
 

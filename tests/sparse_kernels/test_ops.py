@@ -315,6 +315,7 @@ def test_attention_along_lines(backend, dtype, filled, scores, monkeypatch):
 
 
 def test_packed_weights_follow_their_parameters(monkeypatch):
+    monkeypatch.setattr(prepacked, "available_bytes", lambda: 1 << 60)
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: False)
     torch.manual_seed(0)
     prepacked.refresh()
@@ -341,9 +342,42 @@ def test_packed_weights_follow_their_parameters(monkeypatch):
     assert prepacked._copies.keys() <= others
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"), [({"cpu_name": "AMD EPYC"}, True), ({"cpu_name": "Intel Xeon"}, False), ({}, False)]
+)
+def test_the_cpus_whose_float32_onednn_multiplies(told, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert tuning.prefers_onednn.__wrapped__() is expected
+
+
+@pytest.mark.skipif(not prepacked._available(), reason="this build of torch has no packed products")
+@pytest.mark.parametrize("rows", [0, 1, 9, 300])
+def test_products_of_float32_by_onednn(rows, monkeypatch):
+    """Packed, where half of the memory is free, or not: the same to the bit, and float64's product."""
+    monkeypatch.setattr(tuning, "prefers_onednn", lambda: True)
+    x, linear = torch.randn(2, rows, 288), nn.Linear(288, 256)
+    conv, patches = nn.Conv2d(32, 256, 3).to(memory_format=torch.channels_last), torch.randn(2, rows, 288)
+    found, key = [], (id(linear.weight), 2)
+    with torch.inference_mode():
+        for free in (0, 1 << 60):
+            monkeypatch.setattr(prepacked, "available_bytes", lambda free=free: free)
+            found.append(
+                [prepacked.linear(x, linear.weight, linear.bias), prepacked.linear(patches, conv.weight, None)]
+            )
+            assert (key in prepacked._copies) is bool(free)
+        dense = prepacked.dense_linear(x, linear.weight, linear.bias)
+        expected = F.linear(x.double(), linear.weight.double(), linear.bias.double())
+    assert all(map(torch.equal, *found)) and torch.equal(dense, found[0][0])
+    torch.testing.assert_close(dense.double(), expected, rtol=0, atol=1e-5)
+    gradient = torch.autograd.grad(prepacked.dense_linear(x, linear.weight, linear.bias).sum(), linear.bias)[0]
+    assert float(gradient[0]) == 2 * rows
+
+
 def test_products_that_are_widened(monkeypatch):
     """On a CPU that multiplies faster in float32 they are float32's of the same numbers, rounded once."""
     seen, convolve = [], F.conv2d
+    monkeypatch.setattr(prepacked, "available_bytes", lambda: 1 << 60)
     monkeypatch.setattr(tuning, "prefers_fp32", lambda: True)
     monkeypatch.setattr(prepacked, "MIN_WIDENED_NUMEL", 0)
     monkeypatch.setattr(prepacked, "MIN_WIDENED_MACS", 0)
