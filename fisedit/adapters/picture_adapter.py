@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from fisedit.errors import AdapterError, InputError
+from fisedit.machine.flops import count_flops
 from fisedit.values import REFERENCE
 from fisedit.values.drive import Drive
 
@@ -133,7 +133,7 @@ def identity_of(kind: str, tensors: Iterable[Tensor]) -> str:
 
 
 def counted(call: Callable[[], T]) -> tuple[T, int]:
-    """Return a call's result and its multiply-accumulates as torch counts them, which does not know fused attention."""
-    with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    """Return a call's result and its multiply-accumulates as torch counts them."""
+    with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), count_flops() as counter:
         result = call()
     return result, counter.get_total_flops() // 2

@@ -7,10 +7,8 @@ mask prediction is not measured. On a GPU that was asked for, `cuda_speed` measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +23,7 @@ from fisedit.diagnosis.profile import profiled
 from fisedit.editor import Editor
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.codec import choose_encoding
+from fisedit.machine.flops import count_flops
 from fisedit.machine.malloc import keep_freed_memory
 from fisedit.sampling.engine import Engine
 from fisedit.values import OnStep, Quality
@@ -314,29 +313,9 @@ def _summary_row(row: Row) -> Row:
 def _count_macs(step: Callable[[], object]) -> int:
     """Multiply-accumulates of a step as torch counts them; the first call makes what is kept."""
     step()
-    with _count_flops() as counter:
+    with count_flops() as counter:
         step()
     return int(counter.get_total_flops() // 2)
-
-
-@contextmanager
-def _count_flops() -> Iterator[Any]:
-    """Torch's own counter, with formulas for kernels that it has none for."""
-    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-
-    def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-        return int(sdpa_flop_count(query, key, value))
-
-    def linear(rows: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-        return int(2 * prod(rows) * out_shape[-1])
-
-    kernels: dict[Any, Callable[..., int]] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention  # noqa: SLF001 (its only name)
-    }  # the packed convs of dense steps are not here: what is counted runs densely in diffusers alone
-    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        kernels[torch.ops.mkldnn._linear_pointwise] = linear  # noqa: SLF001
-    with FlopCounterMode(display=False, custom_mapping=kernels) as counter:
-        yield counter
 
 
 def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]:

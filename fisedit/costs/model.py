@@ -3,8 +3,9 @@
 A cost is active rows, multiply-accumulates and seconds, and whether a dense run is cheaper.
 MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
 activations count nothing, as in torch's FlopCounterMode. Seconds come from this machine's measured table
-(`fisedit.costs.table`). Without one a step's time is counted in multiply-accumulates, by the constants below.
-That decides between schedules and predicts no seconds. Runs nothing, and knows neither samplers nor adapters.
+(`fisedit.costs.table`). Without one time is counted in multiply-accumulates, by the constants below. That decides
+between schedules, and predicts seconds by what the last run took. Runs nothing, and knows neither samplers nor
+adapters.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class Costs:
         adapter_macs: a sparse step's plan, or None for a dense step -> multiply-accumulates of one branch of its
             adapters; None where there are none.
         table: what this machine takes, measured; None where it was not.
+        pace: Seconds of a multiply-accumulate of `work` in the last run; None before the first, and with a table.
     """
 
     def __init__(
@@ -115,11 +117,12 @@ class Costs:
         captured: bool = False,
         adapter_macs: Callable[[SparsePlan | None], int] | None = None,
         table: CostTable | None = None,
+        pace: float | None = None,
     ) -> None:
         self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
         self._steps, self._batch, self._device = steps, batch, device
         self._captured, self._adapter_macs, self._shallow = captured, adapter_macs, layers.shallow
-        self._num_levels, self._table = num_levels(layers.sites), table
+        self._num_levels, self._table, self._pace = num_levels(layers.sites), table, pace
         self.sizes = tuple(height * width for height, width in layers.grids)
 
     def rows(self, grid: BoolGrid, dilation: Sequence[Dilation]) -> tuple[int, ...]:
@@ -249,11 +252,12 @@ class Costs:
             decoded_cells: booleans [h, w]; None for the mask's.
 
         Returns:
-            Seconds; None where this machine was not measured.
+            Seconds; None where this machine was not measured and nothing was run.
         """
         table, steps = self._table, self._steps - start
         if table is None:
-            return None
+            work = self.work(mask, dilation, start, probes, decoded_cells)
+            return None if self._pace is None else self._pace * work
         fixed_work = {"text": 1.0, "once": 1.0}
         run = (probes + (0 if dilation else steps)) * self._dense_time()
         cells = None if mask is None else _by_step(mask)
@@ -265,6 +269,24 @@ class Costs:
         if dilation and cells is not None:
             decoded = cells.grid if decoded_cells is None else decoded_cells
         return run + table.sum("edit", fixed_work) + self._decode_seconds(table, decoded)
+
+    def work(
+        self,
+        mask: BoolGrid | ActiveCells | None,
+        dilation: Sequence[Dilation],
+        start: int = 0,
+        probes: int = 0,
+        decoded_cells: BoolGrid | None = None,
+    ) -> float:
+        """The time of a whole edit where there is no table, in multiply-accumulates; see `seconds`."""
+        assert self._table is None, "with a table time is in seconds"
+        steps, cells = self._steps - start, None if mask is None else _by_step(mask)
+        run = (probes + (0 if dilation else steps)) * self._dense_time()
+        areas = frame_areas(self.sizes[0])
+        if dilation and cells is not None:
+            run += self._time(cells, dilation, start)
+            areas = box_areas(cells.grid if decoded_cells is None else decoded_cells)
+        return run + self.text() + self._decode(areas)
 
     def step_seconds(self, grid: BoolGrid, dilation: Sequence[Dilation]) -> float:
         """Predicted seconds of a sparse step at its widest dilation; 0 where this machine was not measured."""
@@ -327,7 +349,7 @@ class Costs:
         if cells.grid.all() and cells.entry is None:
             return "the mask covers everything"
         sparse, dense = self.seconds(mask, dilation, start), self.seconds(None, (), start)
-        if sparse is not None and dense is not None:
+        if self._table is not None and sparse is not None and dense is not None:
             share, limit, what = sparse / dense, BREAK_EVEN_SECONDS, "seconds"
         else:
             as_wide = with_shallow([widest] * len(dilation), shallow_steps(dilation))

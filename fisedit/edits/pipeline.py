@@ -113,7 +113,9 @@ class EditPipeline:
                 (output,) = self.renderer.render([(request, plan)])
             except DriftDetected as drift:
                 return self._run(request, self.planner.widen(request, plan, drift))
-            return self.add_result(request, plan, output)
+            result = self.add_result(request, plan, output)
+            self.planner.learn_pace(request, plan, result.stats.seconds["total"])
+            return result
 
     @default_torch_state()
     def run_many(self, requests: Sequence[EditRequest]) -> tuple[EditResult, ...]:

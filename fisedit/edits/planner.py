@@ -332,10 +332,23 @@ class Planner:
             plan: plan of the request.
 
         Returns:
-            Seconds; None where this machine has no cost table.
+            Seconds; None where this machine has no cost table and nothing was run.
         """
         cells, mode = self._cells(request, plan), plan.mode
         return plan.costs.seconds(cells, mode.dilation, mode.start, plan.probes, plan.decoded_cells)
+
+    def learn_pace(self, request: EditRequest, plan: EditPlan, seconds: float) -> None:
+        """Take the pace of a run for predictions, where there is no cost table.
+
+        Args:
+            request: the request that was run; runs that read a picture or references have parts that are not predicted.
+            plan: plan of the request.
+            seconds: The seconds of the run.
+        """
+        if self._engine.table is None and request.picture is None and not request.config.like:
+            cells, mode = self._cells(request, plan), plan.mode
+            work = plan.costs.work(cells, mode.dilation, mode.start, plan.probes, plan.decoded_cells)
+            self._engine.pace = seconds / work
 
     def recorded_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """Bytes of features that a plan's run will keep for later edits, about.

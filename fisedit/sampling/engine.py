@@ -51,6 +51,7 @@ class Engine:
     Attributes:
         loras: names and scales of the LoRAs in the UNet and the text encoder, at the last `refresh`.
         table: what this machine takes, measured; None where it was not.
+        pace: Seconds of a multiply-accumulate of `Costs.work` in the last run; None before the first.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
         self._encoder = PromptEncoder(pipe, self.graphs)
         self.table: CostTable | None = None
+        self.pace: float | None = None
 
     @property
     def read_sites(self) -> dict[str, LayerSite]:
@@ -121,7 +123,7 @@ class Engine:
         adapter_macs = partial(self._adapter_macs, config, recorded) if config.like else None
         captured = self.graphs.is_enabled(executor.device)
         steps, batch = config.num_timesteps, self.batch(config)
-        return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table)
+        return Costs(layers, steps, batch, executor.device, captured, adapter_macs, self.table, self.pace)
 
     def _adapter_macs(self, config: GenerationConfig, recorded: bool, plan: SparsePlan | None) -> int:
         """MACs of one branch of a step's adapters, in the mean over steps; of a dense step without a plan."""

@@ -167,3 +167,20 @@ def test_dense_steps_in_between_are_told(pipelines):
     assert costs.dense_step() > costs.sparse_step(SQUARE, Step.DENSE) > costs.sparse_step(SQUARE, 1)
     assert stats.macs == costs.sparse(SQUARE, as_dilations(widths))
     assert not result.stats.fallback
+
+
+def test_seconds_are_predicted_by_the_last_run(pipelines):
+    """Without a table the next run like it takes as long, and a part of it less; no schedule depends on that."""
+    editor = Editor(pipelines["demo"])
+    source = editor.generate(CAT, **QUICK)
+    first = editor.preview(DOG, mask=SQUARE)
+    assert first.seconds_dense == pytest.approx(source.stats.seconds["total"])
+    assert 0.1 * first.seconds_dense < first.seconds < first.seconds_dense
+    edit = editor.edit(DOG, mask=SQUARE)
+    editor.checkout(source.id)
+    again = editor.preview(DOG, mask=SQUARE)
+    assert again.seconds == pytest.approx(edit.stats.seconds["total"])
+    for pace in (1e-20, 1e9):
+        editor._engine.pace = pace
+        editor.checkout(source.id)
+        assert editor.edit(DOG, mask=SQUARE).run.dilation == edit.run.dilation

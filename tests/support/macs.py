@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from fisedit.sparse_kernels import tuning
+
 
 def counted(run) -> int:
-    """Multiply-accumulates by torch; its plain attention, for the counter does not know the fused one of a CPU."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    """Multiply-accumulates by torch; its plain attention and linear layers, for the counter knows no other ones."""
+    torch_linear = mock.patch.object(tuning, "prefers_onednn", return_value=False)
+    with torch_linear, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops() // 2
 
