@@ -353,7 +353,7 @@ class Planner:
         total = 0
         for i, count in steps_alike(mask, dilation, start):
             if dilation[i] is Step.DENSE:  # and what it found changed
-                total += count * (size.step + size.overlay(size.sizes))
+                total += 2 * count * size.step
             else:
                 runs = self._engine.executor.shallow.runs if isinstance(dilation[i], Shallow) else _runs
                 total += count * size.overlay(plan.costs.rows(mask.at(i), (dilation[i],)), runs)

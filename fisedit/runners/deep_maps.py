@@ -58,9 +58,9 @@ class DeepMaps:
 
         Args:
             i: the step.
-            overlay: The overlay that the step filled.
+            overlay: The overlay that the step filled, not yet encoded.
         """
-        own = overlay.maps[self._entry][..., : self._channels]
+        own = overlay.own_rows(self._entry)[..., : self._channels]
         self._keep(_FullStep(i, overlay.plan, own - SOURCE_SHARE * self._recorded(overlay)))
 
     def keep_dense(self, i: int, features: StepFeatures, source: CachedFeatures) -> None:
