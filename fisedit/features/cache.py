@@ -314,32 +314,60 @@ class FeatureDelta:
 class ShiftedFeatures:
     """A source's step as an edit would have left it outside its mask.
 
-    The changes that the edit's last dense step found there are added. They vary little from one step to the next.
+    The changes that the edit's last dense step found there are added. They vary little from one step to the next. The
+    dense step itself is kept so, too: with its own changes, and what it alone recorded.
+
+    Args:
+        parent: the source's step.
+        shift: The changes.
+        own: Queries and statistics of a dense step; None where another step's changes are added.
     """
 
     parent: CachedFeatures
     shift: FeatureDelta
+    own: StepFeatures | None = None
+
+    @classmethod
+    def dense(cls, source: CachedFeatures, now: StepFeatures, sites: Mapping[str, LayerSite]) -> ShiftedFeatures:
+        """A dense step of an edit over its source's; arguments as in `FeatureDelta.between`."""
+        delta = FeatureDelta.between(source, now, sites)
+        rest = {name: now.whole(name, 0) for name in now.maps if name not in delta.maps}
+        return cls(source, delta, StepFeatures(rest, now.statistics))
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The shifted rows; see `StepFeatures.rows`."""
+        if self.own is not None and key in self.own:
+            return self.own.rows(key, level, positions)
         rows, moved = self.parent.rows(key, level, positions), self.shift.rows(key, positions)
         return rows if moved is None else rows.add_(moved)
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
+        if self.own is not None and key in self.own:
+            return self.own.whole(key, level)
         whole, moved = self.parent.whole(key, level), self.shift.whole(key)
         return whole if moved is None else whole.add_(moved)
 
     def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
         """The whole shifted map in units of a scale for each channel; see `StepFeatures.scaled`."""
+        if self.own is not None and key in self.own:
+            return self.own.scaled(key, level)
         (integers, scales), moved = self.parent.scaled(key, level), self.shift.whole(key)
         return (integers if moved is None else integers.add_(in_units(moved, scales))), scales
 
     def __contains__(self, key: str) -> bool:
         """Return whether a map of that name was recorded."""
-        return key in self.parent
+        return key in self.parent if self.own is None else key in self.own or key in self.shift.maps
 
-    own_bytes = 0  # the shift is its trajectory's, which has one for many steps
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """A dense step's own group statistics."""
+        return {} if self.own is None else self.own.statistics
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here: the shift is its trajectory's, which has one for many steps."""
+        return 0 if self.own is None else self.own.own_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,9 +423,8 @@ def recorded_statistics(step: ReadFeatures, site: LayerSite) -> Tensor:
     """
     if isinstance(step, RepeatedFeatures):
         return step.statistics(site)
-    kept = {} if isinstance(step, ShiftedFeatures) else step.statistics
-    if site.name in kept:
-        return kept[site.name]
+    if site.name in step.statistics:
+        return step.statistics[site.name]
     whole = step.whole(site.name, site.level)
     return total_statistics(whole) if site.role is Role.NORM else ops.group_statistics(whole, site.module.num_groups)
 
@@ -423,8 +450,9 @@ class CachedMap:
         return self.step.rows(self.site.name, self.site.level, positions)
 
     def statistics(self) -> Tensor | None:
-        """See `operands.RecordedInput`; a shifted step keeps none."""
-        return None if isinstance(self.step, ShiftedFeatures) else recorded_statistics(self.step, self.site)
+        """See `operands.RecordedInput`; a shifted step keeps none, but for a dense one."""
+        step = self.step
+        return None if isinstance(step, ShiftedFeatures) and step.own is None else recorded_statistics(step, self.site)
 
 
 def with_last_branch(step: CachedFeatures, last: StepFeatures, sites: Mapping[str, LayerSite]) -> StepFeatures:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fisedit.features.cache import FeatureDelta, FeatureOverlay, ShiftedFeatures, StepFeatures, shifted
+from fisedit.features.cache import (
+    FeatureDelta,
+    FeatureOverlay,
+    ShiftedFeatures,
+    StepFeatures,
+    recorded_statistics,
+    shifted,
+)
 from fisedit.features.codec import AS_RECORDED, FeatureEncoding
 from fisedit.features.sites import LayerSite, Role
 from fisedit.sparse_kernels.row_plan import make_row_plan
@@ -51,6 +58,25 @@ def test_what_an_edit_found_changed_is_kept_once_and_encoded():
         before = delta.own_bytes
         delta.encode(FeatureEncoding(8))
     assert delta.own_bytes < 0.25 * 4 * 2 * 64 * 12 and delta.own_bytes == before
+
+
+def test_a_dense_step_is_kept_as_its_changes_and_what_it_alone_recorded():
+    sites = {name: LayerSite(name, None, Role.NORM_HALO, 0) for name in ("skip", "map")}
+    source, now = (
+        StepFeatures(
+            {"skip": alike(64, 4), "map": alike(64, 8), name: alike(64, 2)},
+            {"map": torch.randn(2, 4, 2)},
+            {"map": "skip"},
+        )
+        for name in ("lost", "query")
+    )
+    kept, positions = ShiftedFeatures.dense(source, now, sites), torch.tensor([3, 9])
+    assert [name in kept for name in ("skip", "map", "query", "lost")] == [True, True, True, False]
+    for name in ("skip", "map", "query"):
+        assert torch.allclose(kept.whole(name, 0), now.whole(name, 0), atol=1e-6)
+        assert torch.allclose(kept.rows(name, 0, positions), now.rows(name, 0, positions), atol=1e-6)
+    assert kept.own_bytes + kept.shift.own_bytes == now.own_bytes
+    assert recorded_statistics(kept, sites["map"]) is now.statistics["map"] and shifted(kept)
 
 
 def test_a_shifted_step_has_the_maps_of_its_parent():
