@@ -331,7 +331,7 @@ class ShiftedFeatures:
     def dense(cls, source: CachedFeatures, now: StepFeatures, sites: Mapping[str, LayerSite]) -> ShiftedFeatures:
         """A dense step of an edit over its source's; arguments as in `FeatureDelta.between`."""
         delta = FeatureDelta.between(source, now, sites)
-        rest = {name: now.whole(name, 0) for name in now.maps if name not in delta.maps}
+        rest: dict[str, RecordedMap] = {name: now.whole(name, 0) for name in now.maps if name not in delta.maps}
         return cls(source, delta, StepFeatures(rest, now.statistics))
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
