@@ -171,6 +171,33 @@ def records(
 
 
 @_study
+def edit_bytes(
+    model: opt.BenchModel = None,
+    areas: opt.Areas = "5,25",
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Count the bytes that edits keep beside their source, by the dtype of recorded features."""
+    settings = SpeedSettings(
+        model=model,
+        areas=parse_areas(areas),
+        size=size,
+        num_inference_steps=num_inference_steps,
+        device=device,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with measurement(output) as on_step:
+        report = import_module("benchmarks.edit_bytes").count_edit_bytes(settings, on_step)
+    show_report(report, output, json, "summary")
+
+
+@_study
 def tiers(
     model: opt.BenchModel = None,
     size: opt.Size = 512,

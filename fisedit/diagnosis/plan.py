@@ -187,7 +187,7 @@ def _edit(costs: Costs, records: _Records, config: GenerationConfig, area: float
     seconds = costs.seconds(grid, () if fallback else growth)
     assert seconds is not None
     sparse = sum(size.overlay(costs.rows(grid, (cells,))) for cells in growth if isinstance(cells, int))
-    dense = growth.count(Step.DENSE) * (size.step + size.overlay(size.sizes))  # and what it found changed
+    dense = growth.count(Step.DENSE) * size.step
     return {
         "area": area,
         "seconds": seconds + (0.0 if fallback else records.late),

@@ -365,8 +365,8 @@ class Planner:
             return self._engine.recorded_bytes(config, start)
         total = 0
         for i, count in steps_alike(mask, dilation, start):
-            if dilation[i] is Step.DENSE:  # and what it found changed
-                total += count * (size.step + size.overlay(size.sizes))
+            if dilation[i] is Step.DENSE:
+                total += count * size.step
             else:
                 runs = self._engine.executor.shallow.runs if isinstance(dilation[i], Shallow) else _runs
                 total += count * size.overlay(plan.costs.rows(mask.at(i), (dilation[i],)), runs)

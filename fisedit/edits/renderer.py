@@ -18,7 +18,7 @@ from fisedit.edits.planner import EditPlan, Planner
 from fisedit.edits.requests import EditRequest
 from fisedit.edits.state import EditState
 from fisedit.errors import SessionError
-from fisedit.features.cache import ShiftedFeatures, StepFeatures
+from fisedit.features.cache import FeatureOverlay, ShiftedFeatures, StepFeatures
 from fisedit.features.sites import loras
 from fisedit.history import EditResult
 from fisedit.machine.device import default_torch_state
@@ -179,6 +179,8 @@ class Renderer:
             if cache and plan.mode.dilation:
                 with self.state.cache.tiers.hold([cache.features]):  # before the decoder's layers are exchanged
                     image, decoder = self.state.engine.graphs.cache.decode(vae, latents, plan.decoded_cells, cache)
+                if isinstance(decoder.features, FeatureOverlay):
+                    decoder.features.encode(self.state.engine.encoding)
             else:
                 image, decoder = decode(vae, latents)
             if not (request.parent and cache):

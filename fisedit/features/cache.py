@@ -97,8 +97,7 @@ class StepFeatures:
         Returns:
             [B, P, C], a fresh tensor.
         """
-        found = self._on_device(key, positions.device)
-        own = found.rows(positions) if isinstance(found, EncodedMap) else found.index_select(1, positions)
+        own = _decoded(self._on_device(key, positions.device), positions)
         beside = self.joined.get(key)
         return own if beside is None else torch.cat([own, self.rows(beside, level, positions)], -1)
 
@@ -126,8 +125,7 @@ class StepFeatures:
 
     def own_map(self, key: str) -> Tensor:
         """A map without what lies beside it, where it waits; the record's own tensor if it is not encoded."""
-        found = self.maps[key]
-        return found.whole() if isinstance(found, EncodedMap) else found
+        return _decoded(self.maps[key])
 
     def channels(self, key: str) -> int:
         """C of a map."""
@@ -137,9 +135,7 @@ class StepFeatures:
 
     def encode(self, encoding: FeatureEncoding) -> None:
         """Encode the maps."""
-        for name, rows in self.maps.items():
-            if isinstance(rows, Tensor) and encoding.bits < 16 and rows.numel() >= encoding.min_numel:
-                self.maps[name] = encode(rows, encoding.bits)
+        _encode(self.maps, encoding)
 
     def move_to_host(self) -> None:
         """Move the maps to pinned memory, so that copies back need no wait; statistics are few and stay."""
@@ -171,6 +167,31 @@ def map_bytes(maps: Mapping[str, RecordedMap]) -> int:
     return held_bytes(tensor for found in maps.values() for tensor in tensors_of(found))
 
 
+def _encode(
+    maps: MutableMapping[str, RecordedMap], encoding: FeatureEncoding, under: Mapping[str, RecordedMap] | None = None
+) -> None:
+    """Encode maps in place, the small ones aside; of rows those too that lie over an encoded map."""
+    for name, rows in maps.items() if encoding.bits < 16 else ():
+        over_encoded = under is not None and isinstance(under.get(name), EncodedMap)
+        if isinstance(rows, Tensor) and rows.numel() and (over_encoded or rows.numel() >= encoding.min_numel):
+            maps[name] = encode(rows, encoding.bits)
+
+
+def _decoded(found: RecordedMap, index: Tensor | None = None) -> Tensor:
+    """Rows of a map at an index, a fresh tensor; or all of them, the map's own tensor if it is not encoded."""
+    if isinstance(found, EncodedMap):
+        return found.whole() if index is None else found.rows(index)
+    return found if index is None else found.index_select(1, index)
+
+
+def _decoded_beside(
+    maps: Mapping[str, RecordedMap], joined: Mapping[str, str], key: str, index: Tensor | None
+) -> Tensor:
+    """The same of a map and of those that lie beside it."""
+    own, beside = _decoded(maps[key], index), joined.get(key)
+    return own if beside is None else torch.cat([own, _decoded_beside(maps, joined, beside, index)], -1)
+
+
 def _each_tensor(found: RecordedMap, change: Callable[[Tensor], Tensor]) -> RecordedMap:
     """A map with its tensors moved elsewhere."""
     return found.map_tensors(change) if isinstance(found, EncodedMap) else change(found)
@@ -180,32 +201,56 @@ def _each_tensor(found: RecordedMap, change: Callable[[Tensor], Tensor]) -> Reco
 class FeatureOverlay:
     """The copy-on-write overlay of an edit over its parent's step.
 
-    It holds rows at the plan's active positions, and group statistics of the large mixed maps. `share` edits are in the
-    same memory. A `shallow` step's holds those of the last layer alone.
+    It holds rows at the plan's active positions, as they were or encoded, and group statistics of the large mixed maps.
+    Rows of a map in `joined` are the first part of what is read, as in `StepFeatures`. `share` edits are in the same
+    memory. A `shallow` step's holds those of the last layer alone.
     """
 
     parent: ReadFeatures
     plan: SparsePlan
-    maps: MutableMapping[str, Tensor] = field(default_factory=dict)
+    maps: MutableMapping[str, RecordedMap] = field(default_factory=dict)
     statistics: dict[str, Tensor] = field(default_factory=dict)
     share: int = 1
     shallow: bool = False
+    joined: dict[str, str] = field(default_factory=dict)
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The mixed rows: this overlay's where it has them, else the parent's; see `StepFeatures.rows`."""
         rows = self.parent.rows(key, level, positions)
         row_of_position = self.plan.levels[level].row_of_position[positions]
         hit = (row_of_position >= 0).nonzero().squeeze(1)
-        return rows.index_copy_(1, hit, self.maps[key].index_select(1, row_of_position[hit])) if len(hit) else rows
+        return rows.index_copy_(1, hit, self.own_rows(key, row_of_position[hit])) if len(hit) else rows
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole mixed map [B, H * W, C], a fresh tensor that the caller may write to."""
-        return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.maps[key])
+        return self.parent.whole(key, level).index_copy_(1, self.plan.levels[level].active, self.own_rows(key))
 
     def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
         """The whole mixed map in units of a scale for each channel; see `StepFeatures.scaled`."""
-        (integers, scales), rows = self.parent.scaled(key, level), self.maps[key]
+        (integers, scales), rows = self.parent.scaled(key, level), self.own_rows(key)
         return integers.index_copy_(1, self.plan.levels[level].active, in_units(rows, scales)), scales
+
+    def own_rows(self, key: str, index: Tensor | None = None) -> Tensor:
+        """The rows [B, R, C] that are held here, decoded.
+
+        Args:
+            key: site name.
+            index: int64 [P] of the rows that are wanted; None for all.
+        """
+        return _decoded_beside(self.maps, self.joined, key, index)
+
+    def all_rows(self) -> dict[str, Tensor]:
+        """The rows of every map by its name, as `own_rows`."""
+        return {name: self.own_rows(name) for name in self.maps}
+
+    def encode(self, encoding: FeatureEncoding) -> None:
+        """Encode the rows; what is left as it was leaves the memory that it shared."""
+        if encoding.bits == 16:
+            return
+        _encode(self.maps, encoding, _root(self).maps)
+        self.maps = {name: _alone(rows) if isinstance(rows, Tensor) else rows for name, rows in self.maps.items()}
+        self.statistics = {name: _alone(sums) for name, sums in self.statistics.items()}
+        self.share = 1
 
     def __contains__(self, key: str) -> bool:
         """Return whether a map of that name was recorded."""
@@ -222,10 +267,12 @@ class FeatureDelta:
     """The changes that a dense step of an edit found, all over the picture, against its source's step.
 
     Args:
-        maps: site name -> [B, H * W, C].
+        maps: site name -> [B, H * W, C], as it was or encoded.
+        joined: site name -> the site whose changes lie beside its own, as in `StepFeatures`.
     """
 
-    maps: dict[str, Tensor]
+    maps: dict[str, RecordedMap]
+    joined: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def between(cls, source: CachedFeatures, now: StepFeatures, sites: Mapping[str, LayerSite]) -> FeatureDelta:
@@ -233,48 +280,94 @@ class FeatureDelta:
 
         Args:
             source: the source's step.
-            now: the edit's dense step.
+            now: the edit's dense step, not yet encoded.
             sites: those whose maps later steps read, by name.
         """
         found = [site for name, site in sites.items() if name in source and name in now]
-        return cls({s.name: source.whole(s.name, s.level).neg_().add_(now.whole(s.name, s.level)) for s in found})
+        names = {site.name for site in found}
+        joined = {name: beside for name, beside in now.joined.items() if {name, beside} <= names}
+        maps: dict[str, RecordedMap] = {}
+        for site in found:
+            rows = now.own_map(site.name) if site.name in joined else now.whole(site.name, site.level)
+            maps[site.name] = rows - source.whole(site.name, site.level)[..., : rows.shape[-1]]
+        return cls(maps, joined)
+
+    def rows(self, key: str, positions: Tensor) -> Tensor | None:
+        """The changes at positions int64 [P], flat; None of a map that has not changed."""
+        return _decoded_beside(self.maps, self.joined, key, positions) if key in self.maps else None
+
+    def whole(self, key: str) -> Tensor | None:
+        """The change of a whole map; None of one that has not changed."""
+        return _decoded_beside(self.maps, self.joined, key, None) if key in self.maps else None
+
+    def encode(self, encoding: FeatureEncoding) -> None:
+        """Encode the changes."""
+        _encode(self.maps, encoding)
 
     @property
     def own_bytes(self) -> int:
         """Bytes held here."""
-        return held_bytes(self.maps.values())
+        return map_bytes(self.maps)
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftedFeatures:
     """A source's step as an edit would have left it outside its mask.
 
-    The changes that the edit's last dense step found there are added. They vary little from one step to the next.
+    The changes that the edit's last dense step found there are added. They vary little from one step to the next. The
+    dense step itself is kept so, too: with its own changes, and what it alone recorded.
+
+    Args:
+        parent: the source's step.
+        shift: The changes.
+        own: Queries and statistics of a dense step; None where another step's changes are added.
     """
 
     parent: CachedFeatures
     shift: FeatureDelta
+    own: StepFeatures | None = None
+
+    @classmethod
+    def dense(cls, source: CachedFeatures, now: StepFeatures, sites: Mapping[str, LayerSite]) -> ShiftedFeatures:
+        """A dense step of an edit over its source's; arguments as in `FeatureDelta.between`."""
+        delta = FeatureDelta.between(source, now, sites)
+        rest: dict[str, RecordedMap] = {name: now.whole(name, 0) for name in now.maps if name not in delta.maps}
+        return cls(source, delta, StepFeatures(rest, now.statistics))
 
     def rows(self, key: str, level: int, positions: Tensor) -> Tensor:
         """The shifted rows; see `StepFeatures.rows`."""
-        rows, moved = self.parent.rows(key, level, positions), self.shift.maps.get(key)
-        return rows if moved is None else rows.add_(moved.index_select(1, positions))
+        if self.own is not None and key in self.own:
+            return self.own.rows(key, level, positions)
+        rows, moved = self.parent.rows(key, level, positions), self.shift.rows(key, positions)
+        return rows if moved is None else rows.add_(moved)
 
     def whole(self, key: str, level: int) -> Tensor:
         """The whole shifted map [B, H * W, C], a fresh tensor that the caller may write to."""
-        whole, moved = self.parent.whole(key, level), self.shift.maps.get(key)
+        if self.own is not None and key in self.own:
+            return self.own.whole(key, level)
+        whole, moved = self.parent.whole(key, level), self.shift.whole(key)
         return whole if moved is None else whole.add_(moved)
 
     def scaled(self, key: str, level: int) -> tuple[Tensor, Tensor | None]:
         """The whole shifted map in units of a scale for each channel; see `StepFeatures.scaled`."""
-        (integers, scales), moved = self.parent.scaled(key, level), self.shift.maps.get(key)
+        if self.own is not None and key in self.own:
+            return self.own.scaled(key, level)
+        (integers, scales), moved = self.parent.scaled(key, level), self.shift.whole(key)
         return (integers if moved is None else integers.add_(in_units(moved, scales))), scales
 
     def __contains__(self, key: str) -> bool:
         """Return whether a map of that name was recorded."""
-        return key in self.parent
+        return key in self.parent if self.own is None else key in self.own or key in self.shift.maps
 
-    own_bytes = 0  # the shift is its trajectory's, which has one for many steps
+    @property
+    def statistics(self) -> dict[str, Tensor]:
+        """A dense step's own group statistics."""
+        return {} if self.own is None else self.own.statistics
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes held here: the shift is its trajectory's, which has one for many steps."""
+        return 0 if self.own is None else self.own.own_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,9 +423,8 @@ def recorded_statistics(step: ReadFeatures, site: LayerSite) -> Tensor:
     """
     if isinstance(step, RepeatedFeatures):
         return step.statistics(site)
-    kept = {} if isinstance(step, ShiftedFeatures) else step.statistics
-    if site.name in kept:
-        return kept[site.name]
+    if site.name in step.statistics:
+        return step.statistics[site.name]
     whole = step.whole(site.name, site.level)
     return total_statistics(whole) if site.role is Role.NORM else ops.group_statistics(whole, site.module.num_groups)
 
@@ -358,8 +450,9 @@ class CachedMap:
         return self.step.rows(self.site.name, self.site.level, positions)
 
     def statistics(self) -> Tensor | None:
-        """See `operands.RecordedInput`; a shifted step keeps none."""
-        return None if isinstance(self.step, ShiftedFeatures) else recorded_statistics(self.step, self.site)
+        """See `operands.RecordedInput`; a shifted step keeps none, but for a dense one."""
+        step = self.step
+        return None if isinstance(step, ShiftedFeatures) and step.own is None else recorded_statistics(step, self.site)
 
 
 def with_last_branch(step: CachedFeatures, last: StepFeatures, sites: Mapping[str, LayerSite]) -> StepFeatures:
@@ -395,9 +488,21 @@ def is_shallow(step: ReadFeatures) -> bool:
     return False
 
 
+def _root(step: ReadFeatures) -> StepFeatures:
+    """The recorded step that a step lies over."""
+    while not isinstance(step, StepFeatures):
+        step = step.parent
+    return step
+
+
 def in_units(rows: Tensor, scales: Tensor | None) -> Tensor:
     """Rows [B, R, C] in units of a scale for each channel."""
     return rows if scales is None else rows / scales
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor in memory of its own: a copy where that is larger than it."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

@@ -23,7 +23,7 @@ class RecordSize:
         sizes: positions of every level, finest first.
         batch: B, the branches.
         itemsize: bytes of a number of the model.
-        encoding: The encoding of a source's maps.
+        encoding: The encoding of maps.
     """
 
     sites: tuple[LayerSite, ...]
@@ -35,12 +35,7 @@ class RecordSize:
     @property
     def step(self) -> int:
         """Bytes of a source's step, queries aside."""
-        by_name = {site.name: site for site in self.sites}
-        total = self._statistics
-        for site in self.sites:
-            width = _width(site) - (channels(by_name[site.skip]) if site.skip else 0)
-            total += self._map_bytes(width, self.sizes[site.level], self.batch, self._itemsize_of(site))
-        return total
+        return self.overlay(self.sizes)
 
     def queries(self, names: Collection[str]) -> int:
         """Bytes of the queries that a step records beside.
@@ -62,15 +57,21 @@ class RecordSize:
             rows: active ones of every level, finest first.
             runs: tells of a layer's name whether the step computes it.
         """
-        widths = [(site, rows[site.level] * _width(site)) for site in self.sites if runs(site.name)]
-        return self._statistics + sum(self.batch * numel * self._itemsize_of(site) for site, numel in widths)
+        kept = {site.name: site for site in self.sites if runs(site.name)}
+        total = self._statistics
+        for site in kept.values():
+            width = _width(site) - (channels(kept[site.skip]) if site.skip in kept else 0)
+            whole = self.batch * self.sizes[site.level] * width
+            total += self._map_bytes(width, rows[site.level], self.batch, self._itemsize_of(site), whole)
+        return total
 
     def _itemsize_of(self, site: LayerSite) -> int:
         return _ROW_STATISTIC_BYTES if site.role is Role.NORM else self.itemsize
 
-    def _map_bytes(self, width: int, size: int, batch: int, itemsize: int) -> int:
+    def _map_bytes(self, width: int, size: int, batch: int, itemsize: int, whole: int = 0) -> int:
+        """Bytes of a map; of rows `whole` are the numbers of the map that they are of."""
         numel, encoding = batch * size * width, self.encoding
-        if not numel or encoding.bits == 16 or numel < encoding.min_numel:
+        if not numel or encoding.bits == 16 or max(numel, whole) < encoding.min_numel:
             return numel * itemsize
         packed = -(-size // 2) * width
         if encoding.bits == 8:

@@ -48,10 +48,9 @@ class CachedGraph:
 
     @cached_property
     def packer(self) -> TensorPacker:
-        """Rows and statistics, to be copied for overlays; what is read in two halves is not among them."""
+        """Rows and statistics, to be copied for overlays; what skips the middle is where the down path reads it."""
         outputs = self.captured.outputs
-        single = (name for name in outputs if not name.endswith(SKIPPED) and f"{name}{SKIPPED}" not in outputs)
-        return TensorPacker({name: outputs[name] for name in single if name != PREDICTION})
+        return TensorPacker({n: outputs[n] for n in outputs if n != PREDICTION and not n.endswith(SKIPPED)})
 
 
 class GraphExecutor:
@@ -179,20 +178,15 @@ class GraphEdit:
     @torch.inference_mode()
     def overlays(self, i: int) -> list[FeatureOverlay]:
         """Each edit's overlay after the last step, which was the i-th; those of a batch share memory of their own."""
-        source, outputs, each = self._steps[i], self._graph.captured.outputs, len(self._plans)
+        source, each = self._steps[i], len(self._plans)
         flats = self._graph.packer.copies()
-        whole = {
-            site: torch.cat([outputs[f"rows {site}"], outputs[f"rows {site}{SKIPPED}"]], 2) for site in self._skip_sites
-        }
-        overlays = [FeatureOverlay(source, plan, share=each) for plan in self._plans]
-        for e, (overlay, found) in enumerate(zip(overlays, self._overlay_views, strict=True)):
+        overlays = [FeatureOverlay(source, plan, share=each, joined=self._joined) for plan in self._plans]
+        for overlay, found in zip(overlays, self._overlay_views, strict=True):
             for kind, site, view in found:
                 if kind == "statistics":
                     overlay.statistics[site] = view.unpack(flats)
                 elif site in source:
                     overlay.maps[site] = view.unpack(flats)
-            for site, rows in whole.items():
-                overlay.maps[site] = rows[e::each, : overlay.plan.levels[self._levels[site]].rows]
         return overlays
 
     @cached_property
@@ -200,8 +194,9 @@ class GraphEdit:
         return {site.name: site.level for site in self._executor.sites}
 
     @cached_property
-    def _skip_sites(self) -> list[str]:
-        return [site for site in self._levels if f"rows {site}{SKIPPED}" in self._graph.captured.outputs]
+    def _joined(self) -> dict[str, str]:
+        outputs = self._graph.captured.outputs
+        return {site.name: site.skip for site in self._executor.sites if f"rows {site.name}{SKIPPED}" in outputs}
 
     @cached_property
     def _overlay_views(self) -> list[list[tuple[str, str, PackedView]]]:

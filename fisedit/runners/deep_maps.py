@@ -58,9 +58,9 @@ class DeepMaps:
 
         Args:
             i: the step.
-            overlay: The overlay that the step filled.
+            overlay: The overlay that the step filled, not yet encoded.
         """
-        own = overlay.maps[self._entry][..., : self._channels]
+        own = overlay.own_rows(self._entry)[..., : self._channels]
         self._keep(_FullStep(i, overlay.plan, own - SOURCE_SHARE * self._recorded(overlay)))
 
     def keep_dense(self, i: int, features: StepFeatures, source: CachedFeatures) -> None:
@@ -80,7 +80,7 @@ class DeepMaps:
     def _recorded(self, overlay: FeatureOverlay) -> Tensor:
         """The source's own map at an overlay's active rows, without what an edit's dense steps found changed."""
         step = overlay.parent
-        step = step.parent if isinstance(step, ShiftedFeatures) else step
+        step = step.parent if isinstance(step, ShiftedFeatures) and step.own is None else step
         return step.rows(self._entry, 0, overlay.plan.levels[0].active)[..., : self._channels]
 
     def begin(self, i: int, overlay: FeatureOverlay) -> None:

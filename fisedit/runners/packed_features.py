@@ -89,7 +89,7 @@ class FeaturePacker:
         if isinstance(step, StepFeatures):
             return self._pack(step)[0]
         assert isinstance(step, FeatureOverlay), "a shifted step has no pack"
-        return torch.cat([step.maps[name].reshape(-1, self.piece) for name in self._sites])
+        return torch.cat([step.own_rows(name).reshape(-1, self.piece) for name in self._sites])
 
     def statistics(self, step: CachedFeatures) -> Tensor:
         """Group statistics of all norms in one tensor, float64."""
@@ -129,7 +129,7 @@ class FeaturePacker:
         return flat, numbers
 
     def _quantise(self, step: StepFeatures | FeatureOverlay, site: LayerSite) -> tuple[Tensor, Tensor]:
-        rows = step.own_map(site.name) if isinstance(step, StepFeatures) else step.maps[site.name]
+        rows = step.own_map(site.name) if isinstance(step, StepFeatures) else step.own_rows(site.name)
         return quantise(rows, self._heads[site.name], self._kind)
 
     @property

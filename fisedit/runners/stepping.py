@@ -173,7 +173,7 @@ class SparseSteps:
             replayed = self._replayed(replay, i, x, t)
             check_replay({"the prediction": replayed[0]}, {"the prediction": eager[0]})
             for replayed_overlay, expected in zip(replayed[1], eager[1], strict=True):
-                check_replay(replayed_overlay.maps, expected.maps)
+                check_replay(replayed_overlay.all_rows(), expected.all_rows())
         except capture_errors() as error:
             self._use_eager(error)
             return eager

@@ -101,6 +101,7 @@ def run_sparse(
 
     with engine.tiers.reads(source.features, edit.mode.start) as runner.reads:
         denoise(states, runner, callback, watch=watch)
+    runner.finish()
     for state in states:
         if isinstance(state.sampler, LinearSampler):
             state.sampler.raise_if_not_finite()

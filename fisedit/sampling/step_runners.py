@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from fisedit.adapters.base import AdapterStack
-from fisedit.features.cache import CachedFeatures, FeatureDelta, FeatureOverlay, RepeatedFeatures, ShiftedFeatures
+from fisedit.features.cache import (
+    CachedFeatures,
+    FeatureDelta,
+    FeatureOverlay,
+    RepeatedFeatures,
+    ShiftedFeatures,
+)
 from fisedit.features.sites import project_text
 from fisedit.machine.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
 from fisedit.runners.stepping import SparseEdit, SparseSteps
@@ -112,26 +118,36 @@ class SparseRunner:
         if self.reads is not None:
             self.reads.at(i)
         is_dense = self._edits[0].mode.dilation[i] is Step.DENSE
-        predicted = [self._dense(state) for state in states] if is_dense else self._sparse(states)
-        for _, features in predicted:
-            records.let_page_out(self._engine, features, self._edits[0].config, i)
+        if is_dense:
+            return [self._dense(state) for state in states]
+        predicted = self._sparse(states)
+        for _, overlay in predicted:
+            overlay.encode(self._engine.encoding)
+            records.let_page_out(self._engine, overlay, self._edits[0].config, i)
         return predicted
 
-    def _dense(self, state: DenoisingState) -> tuple[Tensor, CachedFeatures]:
+    def finish(self) -> None:
+        """Encode what dense steps found changed and steps no longer read."""
+        for delta in self._feature_deltas:
+            delta.encode(self._engine.encoding)
+
+    def _dense(self, state: DenoisingState) -> tuple[Tensor, ShiftedFeatures]:
         engine, config, i = self._engine, state.trajectory.config, state.i
         with span(STEP_DENSE, work=partial(engine.dense_work, config)):
             raw, features = records.evaluate(
                 engine, state.trajectory, state.sampler, state.text, i, state.latents, self._source
             )
         with span("shift"):
-            delta = FeatureDelta.between(self._source.features[i], features, engine.read_sites)
-        self._feature_deltas.append(delta)
-        state.trajectory.feature_deltas.append(delta)
+            kept = ShiftedFeatures.dense(self._source.features[i], features, engine.read_sites)
+        self.finish()  # with those before
+        self._feature_deltas.append(kept.shift)
+        state.trajectory.feature_deltas.append(kept.shift)
         self.steps.keep_dense(0, i, features)
-        features.encode(engine.encoding)
-        return apply_guidance(raw, engine.guidance(config)), features
+        assert kept.own is not None
+        kept.own.encode(engine.encoding)
+        return apply_guidance(raw, engine.guidance(config)), kept
 
-    def _sparse(self, states: Sequence[DenoisingState]) -> list[tuple[Tensor, CachedFeatures]]:
+    def _sparse(self, states: Sequence[DenoisingState]) -> list[tuple[Tensor, FeatureOverlay]]:
         i, sampler = states[0].i, states[0].sampler
         if self._feature_deltas:
             self._features[i] = ShiftedFeatures(self._source.features[i], self._feature_deltas[-1])

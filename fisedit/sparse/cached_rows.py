@@ -37,6 +37,7 @@ class CachedRows:
         inject_attention: the last branch attends as the source did, where the source's queries were recorded
             (prompt-to-prompt, arXiv 2208.01626).
         cross_keys: what cross-attentions read beside the text, by name; None for nothing.
+        shares_skips: rows that skip to an up block are kept once, where the down path reads them.
 
     Attributes:
         overlay: what the evaluation changed of the step.
@@ -51,8 +52,9 @@ class CachedRows:
         *,
         inject_attention: bool = False,
         cross_keys: Mapping[str, Sequence[CrossKeys]] | None = None,
+        shares_skips: bool = False,
     ) -> None:
-        self._cross_keys = cross_keys or {}
+        self._cross_keys, self._shares_skips = cross_keys or {}, shares_skips
         self.plan, self.source, self.overlay = overlay.plan, overlay.parent, overlay
         self.weight, self._sites, self._text_keys, self._injects = weights.weight, sites, text_keys, inject_attention
         self._halos: dict[str, Tensor] = {}
@@ -79,13 +81,21 @@ class CachedRows:
         level, recorded = self.level(site), CachedMap(self.source, site)
         if site.role is Role.NORM:
             return self._summed_affine(site, norm, rows)
-        self.overlay.maps[name] = rows
+        self._keep_entering(site, rows)
         affine, self._halos[name], statistics = ops.mixed_group_norm_affine(
             rows, recorded, level, level.same.halo, norm.num_groups, norm.weight, norm.bias, norm.eps
         )
         if statistics is not None:
             self.overlay.statistics[name] = statistics
         return affine
+
+    def _keep_entering(self, site: LayerSite, rows: Tensor) -> None:
+        """Keep what enters a norm, without what skips to it from rows that are kept already."""
+        maps = self.overlay.maps
+        if self._shares_skips and site.skip in maps:
+            rows = rows[..., : rows.shape[2] - self.overlay.own_rows(site.skip).shape[2]].contiguous()
+            self.overlay.joined[site.name] = site.skip
+        maps[site.name] = rows
 
     def _summed_affine(self, site: LayerSite, norm: nn.GroupNorm, rows: Tensor) -> Tensor:
         """A norm's scale and shift where rows' statistics alone are recorded."""
@@ -125,7 +135,7 @@ class CachedRows:
         return ops.norm_linear(self._activated[1], self.weight(layer), layer.bias)[:, 0]
 
     def joined(self, rows: Tensor, skipped: Tensor) -> Tensor:
-        """See `RowSource.joined`; the overlay keeps them side by side."""
+        """See `RowSource.joined`."""
         return torch.cat([rows, skipped], -1)
 
     def qkv(self, name: str, attention: Any) -> tuple[Tensor, ...]:

@@ -266,12 +266,13 @@ class Executor:
             self.weights,
             inject_attention=inject_attention,
             cross_keys=cross_keys,
+            shares_skips=extra_layers is None,
         )
         by_layer = extra_layers is not None and extra_layers.inside_blocks
         replacements = (
             self._blocks.replacements(rows, by_layer=by_layer)
             if not overlay.shallow
-            else self.shallow.replacements(rows, overlay.maps[self.shallow.entry])
+            else self.shallow.replacements(rows, overlay.own_rows(self.shallow.entry))
         )
         for name in self._custom_attentions():
             if name in cross_keys:

@@ -21,7 +21,7 @@ DOCUMENTS = [
 COMMANDS = {
     f"bench {name}"
     for name in "adapters costs drive edit erase fidelity looks masks picks quality records tiers".split()
-}
+} | {"-m benchmarks.edit_bytes"}
 """Commands whose reports documents quote."""
 
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}

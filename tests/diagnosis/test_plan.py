@@ -108,7 +108,9 @@ def test_edits_take_the_bytes_of_the_cache_dtype_that_was_chosen(calibrated, mon
     editor.generate("a cat", num_inference_steps=10)
     made = editor.edit("a dog", mask=shape_mask(0.1, 16, discs=False), growth=as_growth(growth))
     assert not made.stats.fallback and not found["edits"][0]["fallback"]
-    assert found["edits"][0]["bytes"] == pytest.approx(made.stats.recorded_bytes, rel=0.25)  # latents are not counted
+    trajectory = editor._trajectory_cache.get(made.id)[0]
+    kept = sum(step.own_bytes for step in (*trajectory.features, *trajectory.feature_deltas))
+    assert found["edits"][0]["bytes"] == pytest.approx(kept, rel=0.25)
 
 
 def test_an_edit_takes_the_bytes_of_the_dtype_that_is_planned(calibrated):

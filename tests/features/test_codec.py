@@ -147,3 +147,22 @@ def test_a_step_over_encoded_maps_is_that_over_their_numbers(pipelines, monkeypa
         assert torch.allclose(got, expected, atol=1e-4)
         case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))
         assert all(torch.allclose(mine[name], theirs[name], atol=2e-3) for name in theirs)
+
+
+@torch.inference_mode()
+def test_a_step_over_encoded_rows_is_that_over_their_numbers(pipelines, monkeypatch):
+    """The same of an edit's own rows."""
+    monkeypatch.setattr(tuning, "SMALL_MAP", 0)
+    for name, bits in product(("sd15", "shallow"), (8, 4)):
+        case = Case(pipelines[name].unet, [grids(8, 9)["blobs"]])
+        _, overlay = case.executor.run_sparse(
+            case.latents[0], TIME, case.texts[0], {}, FeatureOverlay(case.maps, case.plans[0])
+        )
+        overlay.encode(FeatureEncoding(bits))
+        decoded = FeatureOverlay(case.maps, overlay.plan, overlay.all_rows(), dict(overlay.statistics))
+        assert overlay.joined and overlay.own_bytes < 0.45 * decoded.own_bytes
+        given, over = (case.latents[0], TIME, case.texts[0], {}), (overlay, decoded)
+        got, expected = (case.executor.run_sparse(*given, FeatureOverlay(each, case.plans[0]))[0] for each in over)
+        assert torch.allclose(got, expected, atol=1e-5)
+        case.maps = overlay
+        case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))

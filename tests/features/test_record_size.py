@@ -7,7 +7,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from fisedit.features.cache import StepFeatures
-from fisedit.features.codec import CACHE_DTYPES, FeatureEncoding
+from fisedit.features.codec import CACHE_DTYPES, FeatureEncoding, tensors_of
 from fisedit.features.record_size import RecordSize
 from fisedit.features.sites import unet_sites
 from fisedit.models import random_init
@@ -33,11 +33,12 @@ def test_a_step_and_an_overlay_take_what_is_counted(pipelines):
             features.encode(encoding)
             size = RecordSize(sites, tuple(sizes), branches, 4, encoding)
             assert size.step == features.own_bytes
-        _, overlay = case.alone(0)
-        kept = sum(t.numel() * t.itemsize for t in overlay.maps.values())
-        missing = set(case.maps.statistics) - set(overlay.statistics)  # of small maps none are kept
-        counted = size.overlay(rows) - sum(case.maps.statistics[key].nbytes for key in missing)
-        assert counted == kept + sum(t.nbytes for t in overlay.statistics.values())
+            _, overlay = case.alone(0)
+            overlay.encode(encoding)
+            kept = sum(t.numel() * t.itemsize for found in overlay.maps.values() for t in tensors_of(found))
+            missing = set(case.maps.statistics) - set(overlay.statistics)  # of small maps none are kept
+            counted = size.overlay(rows) - sum(case.maps.statistics[key].nbytes for key in missing)
+            assert counted == kept + sum(t.nbytes for t in overlay.statistics.values())
 
 
 def test_of_stable_diffusion_a_step_takes_at_most_95_megabytes_and_60_in_4_bits():
