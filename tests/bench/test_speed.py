@@ -10,6 +10,7 @@ from benchmarks.settings import FidelitySettings
 from fisedit.bench import dense_search, speed
 from fisedit.bench.settings import SpeedSettings
 from fisedit.values import Quality
+from tests.support import runtimes
 
 SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 2, "repeats": 1, "compiled": False}
 
@@ -22,7 +23,8 @@ def test_torch_counts_the_same_multiply_accumulates(dtype):
         assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.005)
 
 
-def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
+def test_the_verb_writes_what_it_prints(fisedit, tmp_path, monkeypatch):
+    runtimes.install(monkeypatch)
     asked = ("--model", "demo", "--areas", "15", "--size", "128", "--num-inference-steps", "2", "--repeats", "2")
     printed = fisedit(
         "bench", "edit", *asked, "--no-compiled", "--profile", "--local-files-only", "--output", "speed.json"
@@ -36,11 +38,16 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
     for row in written["summary"]:
         assert all(
             row[name] in printed.out
-            for name in ("MACs", "step", "whole edit", "end-to-end speedup over stock diffusers")
+            for name in ("MACs", "step", "whole edit", speed.OVER_ANY, "end-to-end speedup over stock diffusers")
         )
     best = written["search"]["best"]
     assert best in printed.out and best in written["settings"]["dense_baseline"]
     assert best not in written["search"]["left_out"]
+    assert all(row["run"] in printed.out and not row["reason"] for row in written["baselines"])
+    assert {row["run"].split(",")[0] for row in written["baselines"]} >= {"OpenVINO", "DeepCache"}
+    (fastest,) = (row for row in written["baselines"] if "any" in row["fastest"])
+    assert written["settings"]["any_baseline"] == f"diffusers, {fastest['run']}"
+    assert "fastest exact run" in printed.out and "fastest run of any kind" in printed.out
     assert "torch.compile was not tried: --no-compiled left it out" in printed.out
     assert written["dense"]["recorded_bytes"] > 0
     assert {row["run"] for row in written["profile"]} == {"source", "square 15%", "ragged 15%"}
@@ -52,7 +59,9 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
 def test_ratios_are_of_the_same_turn_and_over_the_fastest_dense_run():
     samples = {"dense": [8.0, 10.0, 30.0], "plain": [16.0, 30.0, 60.0], "edit": [2.0, 2.0, 3.0]}
     samples |= {"dense step": [1.0] * 3, "dense decode": [1.0] * 3, "step": [0.5] * 3, "decode": [0.25] * 3}
-    row = speed.ratios({"call": "edit", "step_call": "step", "decode_call": "decode"}, samples)
+    samples["deep"] = [4.0, 5.0, 15.0]
+    row = speed.ratios({"call": "edit", "step_call": "step", "decode_call": "decode"}, samples, "deep")
+    assert row["whole_ratio_to_any"] == {"median": 2.5, "low": 2, "high": 5}
     assert row["whole_ratio"] == {"median": 5, "low": 4, "high": 10}
     assert row["whole_ratio_to_plain"] == {"median": 15, "low": 8, "high": 20}
     assert row["whole_seconds"] == {"median": 2, "low": 2, "high": 3}
