@@ -3,11 +3,11 @@ dense."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from fisedit.costs.schedules import DENSE_STEP_SHARE, interleaved_dense_steps, two_phase_dilation
-from fisedit.values import Quality, as_growth
+from fisedit.values import Dilation, Quality, as_dilations, as_growth, with_shallow
 
 
 def _interleaved(steps: int, share: float = DENSE_STEP_SHARE) -> tuple[int, ...]:
@@ -45,3 +45,25 @@ SHIPPED: dict[str, Callable[[int], tuple[int, ...]]] = {
 }
 """The schedules that Stable Diffusion runs by quality: fast, balanced and close. A model so small that calls take most
 of its time runs the last one whichever is asked for."""
+
+SHALLOW = ", some steps shallow"
+"""The end of a schedule's name with which it reuses deep features, as fast and balanced edits do."""
+
+
+def with_shallow_names(names: Collection[str]) -> list[str]:
+    """Names of schedules, each that ships followed by the same one with shallow steps.
+
+    Args:
+        names: keys of `SCHEDULES`.
+    """
+    return [found for name in names for found in ((name, f"{name}{SHALLOW}") if name in SHIPPED else (name,))]
+
+
+def dilations(growth: Collection[int], shallow: Collection[int]) -> tuple[Dilation, ...]:
+    """The dilations of growth, with some sparse steps shallow.
+
+    Args:
+        growth: latent cells by step, as requests name them.
+        shallow: indices of the shallow steps.
+    """
+    return with_shallow(as_dilations(tuple(growth)), shallow)

@@ -1,9 +1,10 @@
 """`fisedit bench edit --device cuda`: edits by captured graphs beside the fastest dense run of one GPU.
 
-That run is searched for (`dense_search`); plain diffusers (float32, contiguous, eager) is timed beside it. All take
-turns, timed by device events; ratios are of the same turn. Masks are given, weights are those of SD 1.5's shapes, and
-the source is recorded. Steps are timed alone, with every set of kernels. They are compared with the engine's own by the
-reference kernels in the same precision. Whole edits are `Editor.edit`, from prompt to picture.
+That run is searched for (`dense_search`). Plain diffusers (float32, contiguous, eager) is timed beside it, and whole
+runs of DeepCache, which leaves out layers. All take turns, timed by device events; ratios are of the same turn. Masks
+are given, weights are those of SD 1.5's shapes, and the source is recorded. Steps are timed alone, with every set of
+kernels. They are compared with the engine's own by the reference kernels in the same precision. Whole edits are
+`Editor.edit`, from prompt to picture.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ BATCH_AREA = 0.05
 STEP_REPEATS = 10
 """Calls of a step, or of a decode, in one turn."""
 
+OVER = {"dense": "over the fastest", "deepcache": "over DeepCache", "openvino": "over OpenVINO", "plain": "over plain"}
+"""Dense run -> the end of its columns' names."""
+
 PEAKS = {"H200": (989e12, 4.8e12), "H100": (989e12, 3.35e12), "A100": (312e12, 2.0e12)}
 """GPU -> (16-bit operations a second, bytes a second), from NVIDIA's data sheets of the SXM boards."""
 
@@ -88,7 +92,9 @@ def measure_edit_speed(
         report_progress(0)
         pipelines = DensePipelines(workload.pipe, workload.config, compiled=settings.compiled)
         search = pipelines.search()
+        others = pipelines.others(search)
         benchmark = GraphBenchmark(workload, pipelines, search.best, settings.repeats, plain=settings.baseline)
+        benchmark.others = [variant for variant, reason in others.items() if not reason]
         report_progress(1)
         batches = benchmark.measure_batches()
 
@@ -103,7 +109,12 @@ def measure_edit_speed(
                 "batches": batches,
                 "summary": [_summary_row(row) for row in rows],
                 "batch_summary": [_batch_row(row) for row in batches],
-                "notes": [f"fastest dense run: {search.best.name}", *pipelines.notes, *stopped],
+                "notes": [
+                    f"fastest exact run: {search.best.name}",
+                    *(f"{variant.name}: {reason or 'timed in turns'}" for variant, reason in others.items()),
+                    *pipelines.notes,
+                    *stopped,
+                ],
             }
 
         with suppress(KeyboardInterrupt):
@@ -131,6 +142,7 @@ class GraphBenchmark:
     ) -> None:
         pipe, config = workload.pipe, workload.config
         self.dense, self.best, self.plain = dense, best, plain
+        self.others: list[DenseVariant] = []
         self.pipe, self.config, self.repeats, self.engine = pipe, config, repeats, Engine(pipe)
         self.device = pipe.unet.device
         self.costs = self.engine.costs(config)
@@ -141,9 +153,12 @@ class GraphBenchmark:
         self.editors: dict[tuple[str, int], Editor] = {}
 
     def dense_calls(self) -> dict[str, Callable[[], object]]:
-        """A step, a decode and whole pictures of the fastest dense run; a step and a decode of plain diffusers."""
+        """A step, a decode and pictures of the fastest exact run, and of others as far as they are timed."""
+        whole = {"dense": self.best} | {variant.runtime.lower(): variant for variant in self.others}
         calls: dict[str, Callable[[], object]] = {
-            f"dense_whole_{steps}": partial(self.dense.run, self.best, steps) for steps in EDIT_STEPS
+            f"{name}_whole_{steps}": partial(self.dense.run, variant, steps)
+            for name, variant in whole.items()
+            for steps in EDIT_STEPS
         }
         for name, variant in {"dense": self.best, **({"plain": DEFAULT_VARIANT} if self.plain else {})}.items():
             calls[f"{name}_step"], calls[f"{name}_decode"] = self.dense.step(variant), self.dense.decode(variant)
@@ -303,7 +318,7 @@ def _intervals(samples: dict[str, list[float]]) -> Row:
         samples = samples | {f"plain_whole_{n}": [n * step + decode for step, decode in both] for n in EDIT_STEPS}
     row: Row = {f"{name}_seconds": interval(seconds).as_dict() for name, seconds in samples.items()}
     for stage, seconds in stages.items():
-        for name in ("dense", "plain"):
+        for name in OVER:
             if f"{name}_{stage}" in samples:
                 row[f"{stage}_ratio_to_{name}"] = ratio(samples[f"{name}_{stage}"], seconds).as_dict()
     return row
@@ -316,7 +331,7 @@ def _summary_row(row: Row) -> Row:
     if row["step_roofline_seconds"]:
         shown["roofline"] = f"{row['step_roofline_seconds'] * 1000:.2f} ms"
     shown["kernels"] = str(row["kernels"])
-    for name, title in {"dense": "over the fastest", "plain": "over plain"}.items():
+    for name, title in OVER.items():
         for stage in ("step", *(f"whole_{steps}" for steps in EDIT_STEPS)):
             if f"{stage}_ratio_to_{name}" in row:
                 column = f"{stage.replace('whole_', 'whole, steps: ')}, {title}"

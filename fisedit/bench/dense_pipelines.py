@@ -1,6 +1,6 @@
 """diffusers' own pipeline in every variant of precision, memory format and execution, each with weights of its own.
 
-Knows diffusers and torch.compile; nothing of sparse edits.
+Knows diffusers and torch.compile, and what runs it instead (`runtimes`); nothing of sparse edits.
 """
 
 from __future__ import annotations
@@ -11,11 +11,30 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fisedit.bench.dense_search import DenseSearch, DenseVariant, find_fastest, variants
+from fisedit.bench.dense_search import (
+    DEEPCACHE,
+    DEEPCACHE_INTERVAL,
+    OPENVINO,
+    TORCH,
+    DenseSearch,
+    DenseVariant,
+    failure,
+    find_fastest,
+    variants,
+)
+from fisedit.bench.runtimes import (
+    DecoderStandIn,
+    UNetCall,
+    UNetStandIn,
+    compile_openvino,
+    convert_openvino,
+    enable_deepcache,
+)
 from fisedit.bench.timing import measure_seconds
 from fisedit.machine.device import DTYPES
 from fisedit.models.loader import quiet_loaders
@@ -55,14 +74,51 @@ class DensePipelines:
         return [f"torch.compile made kernels for {vector_extension()}"] if self._device.type == "cpu" else []
 
     def search(self) -> DenseSearch:
-        """Find the fastest variant by a step and a decode, weighted as in a whole run; only its weights are kept."""
+        """Find the fastest exact variant by a step and a decode, weighted as in a whole run.
+
+        Its weights are kept, and those of the fastest variant of every runtime.
+        """
         result = find_fastest(
             variants(self._device.type, compiled=not self._skip_reason), self._run_seconds, self.release
         )
+        vars(self).pop("_openvino_models", None)
+        best = [variant for runtime in (TORCH, OPENVINO) if (variant := result.best_of(runtime))]
         for variant in list(self._pipelines):
-            if variant not in {result.best, replace(result.best, compiled=False)}:
+            if variant not in {*best, *(replace(variant, compiled=False) for variant in best)}:
                 self.release(variant)
         return result
+
+    def others(self, search: DenseSearch) -> dict[DenseVariant, str]:
+        """The baselines beside the fastest exact variant -> why each cannot be timed, or "".
+
+        They are the fastest of torch and of OpenVINO, and DeepCache over the fastest eager one.
+
+        Args:
+            search: The result of the search.
+        """
+        found: dict[DenseVariant, str] = {}
+        for runtime in (TORCH, OPENVINO):
+            left_out = [(v, reason) for v, reason in search.left_out.items() if v.runtime == runtime]
+            if variant := search.best_of(runtime):
+                found[variant] = ""
+            elif left_out:
+                found |= left_out[:1]
+        found.pop(search.best, None)
+        cached = replace(search.fastest_eager, runtime=DEEPCACHE)
+        return found | {cached: self.refusal(cached)}
+
+    def refusal(self, variant: DenseVariant) -> str:
+        """Return why a variant cannot make a picture, in one line, or "".
+
+        Args:
+            variant: The variant that makes a picture in few steps, and is released where it fails.
+        """
+        try:
+            self.run(variant, DEEPCACHE_INTERVAL)
+        except (ImportError, RuntimeError) as error:
+            self.release(variant)
+            return failure(error)
+        return ""
 
     def release(self, variant: DenseVariant) -> None:
         """Forget a variant's copy.
@@ -79,7 +135,9 @@ class DensePipelines:
             variant: The variant, whose eager form shares its UNet's weights.
         """
         if variant not in self._pipelines:
-            self._pipelines[variant] = self._compile(variant) if variant.compiled else self._copy(variant)
+            makers = {OPENVINO: self._convert, DEEPCACHE: self._cache, TORCH: self._copy}
+            make = self._compile if variant.compiled else makers[variant.runtime]
+            self._pipelines[variant] = make(variant)
         return self._pipelines[variant]
 
     def run(self, variant: DenseVariant, steps: int | None = None) -> None:
@@ -105,11 +163,8 @@ class DensePipelines:
         Args:
             variant: The variant that evaluates it.
         """
-        unet, dtype = self.get(variant).unet, DTYPES[variant.dtype]
-        batch = 2 if self._config.guidance_scale > 1 else 1
-        latents, tokens = self._latents(dtype).repeat(batch, 1, 1, 1), self._pipe.tokenizer.model_max_length
-        text = torch.ones(batch, tokens, self._pipe.unet.config.cross_attention_dim, dtype=dtype, device=self._device)
-        time = torch.tensor(500, device=self._device)
+        unet = self.get(variant).unet
+        latents, time, text = self._step_inputs(DTYPES[variant.dtype])
         return lambda: unet(latents, time, encoder_hidden_states=text, return_dict=False)
 
     def decode(self, variant: DenseVariant) -> Callable[[], object]:
@@ -136,6 +191,13 @@ class DensePipelines:
         height, width = self._config.height // 8, self._config.width // 8
         return torch.randn(1, 4, height, width, generator=torch.Generator().manual_seed(1)).to(self._device, dtype)
 
+    def _step_inputs(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Latents, a timestep and text of both branches of guidance."""
+        batch, unet = 2 if self._config.guidance_scale > 1 else 1, self._pipe.unet
+        latents, tokens = self._latents(dtype).repeat(batch, 1, 1, 1), self._pipe.tokenizer.model_max_length
+        text = torch.ones(batch, tokens, unet.config.cross_attention_dim, dtype=dtype, device=self._device)
+        return latents, torch.tensor(500, device=self._device), text
+
     def _copy(self, variant: DenseVariant) -> StableDiffusionPipeline:
         layout = torch.channels_last if variant.channels_last else torch.contiguous_format
         parts: dict[str, Any] = dict(self._pipe.components)
@@ -151,6 +213,28 @@ class DensePipelines:
         vae, mode = deepcopy(parts["vae"]), MODES.get(self._device.type, "default")
         vae.decoder = torch.compile(vae.decoder, mode=mode)
         return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
+
+    @cached_property
+    def _openvino_models(self) -> tuple[Any, Any]:
+        """UNet and decoder as OpenVINO's models, which every precision is compiled of."""
+        with quiet_loaders():
+            unet, decoder = (deepcopy(part).float() for part in (UNetCall(self._pipe.unet), self._pipe.vae.decoder))
+        latents, time, text = self._step_inputs(torch.float32)
+        return convert_openvino(unet, (latents, time.float(), text)), convert_openvino(decoder, (latents[:1],))
+
+    def _convert(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        """The pipeline whose UNet and decoder OpenVINO runs."""
+        unet, decoder = (compile_openvino(model, variant.dtype) for model in self._openvino_models)
+        parts: dict[str, Any] = dict(self._copy(replace(variant, runtime=TORCH)).components)
+        parts["unet"] = UNetStandIn(unet, parts["unet"])
+        parts["vae"].decoder = DecoderStandIn(decoder)
+        return self._assemble(parts)
+
+    def _cache(self, variant: DenseVariant) -> StableDiffusionPipeline:
+        """The pipeline whose steps reuse deep features by DeepCache."""
+        pipe = self._copy(variant)
+        enable_deepcache(pipe, DEEPCACHE_INTERVAL)
+        return pipe
 
     def _assemble(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
         from diffusers import StableDiffusionPipeline  # quiet, as the loader imported it

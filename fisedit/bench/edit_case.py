@@ -179,13 +179,25 @@ class EditCase:
         """The dense blended edit: outside the mask [h, w], the source's latents after every step."""
         key = grid.tobytes()
         if key not in self._blended:
-            inside = torch.from_numpy(grid.copy()).to(self.trajectory.latents[0].device)
-            path = self.trajectory.latents
-            self._blended[key] = self.dense([self.edit.prompt], lambda i, x: torch.where(inside, x, path[i + 1]))
+            self._blended[key] = self.blended_by(None, grid)
         return self._blended[key]
 
+    def blended_by(self, pipe: Any | None, grid: BoolGrid) -> Image:
+        """The dense blended edit as a pipeline makes it.
+
+        Args:
+            pipe: A pipeline with the same model; None for diffusers' own.
+            grid: booleans [h, w].
+        """
+        inside, path = torch.from_numpy(grid.copy()).to(self.trajectory.latents[0].device), self.trajectory.latents
+        return self.dense([self.edit.prompt], lambda i, x: torch.where(inside, x, path[i + 1].to(x.dtype)), pipe=pipe)
+
     def dense(
-        self, prompts: Sequence[str], hook: Hook = lambda i, latents: latents, guidance_scale: float | None = None
+        self,
+        prompts: Sequence[str],
+        hook: Hook = lambda i, latents: latents,
+        guidance_scale: float | None = None,
+        pipe: Any | None = None,
     ) -> Image:
         """The last prompt's picture by diffusers' pipeline.
 
@@ -193,16 +205,17 @@ class EditCase:
             prompts: The prompts of one batch, each from the source's first latents.
             hook: replaces the latents after every step.
             guidance_scale: None for the source's.
+            pipe: A pipeline with the same model and a DDIM scheduler; None for diffusers' own.
         """
-        config = self.source.config
+        config, pipe = self.source.config, pipe or self.pipeline("StableDiffusionPipeline")
 
         def on_step_end(_pipeline: Any, i: int, _timestep: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"latents": hook(i, state["latents"])}
 
-        pictures: list[Image] = self.pipeline("StableDiffusionPipeline")(
+        pictures: list[Image] = pipe(
             list(prompts),
             negative_prompt=[config.negative_prompt] * len(prompts),
-            latents=torch.cat([self.trajectory.latents[0]] * len(prompts)),
+            latents=torch.cat([self.trajectory.latents[0]] * len(prompts)).to(pipe.unet.dtype),
             num_inference_steps=config.num_inference_steps,
             guidance_scale=config.guidance_scale if guidance_scale is None else guidance_scale,
             width=config.width,

@@ -10,8 +10,10 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,18 @@ def describe(dtype: str) -> dict[str, Any]:
         "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "dtype": dtype,
-        "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fisedit": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        | _baseline_versions(),
     }
+
+
+def _baseline_versions() -> dict[str, str]:
+    """Versions of the packages whose runs are baselines, where they are installed."""
+    found = {}
+    for name in ("openvino", "DeepCache"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _program() -> list[str]:

@@ -1,8 +1,10 @@
 """`fisedit bench edit`: what an edit costs beside the fastest dense run of this machine, in turns, in one process.
 
-The fastest dense run is searched for first (`dense_search`); every ratio is over it. Steps and decodes of plain
-diffusers (float32, contiguous, eager) take turns with both; its whole run is counted from them. Masks are given, so
-mask prediction is not measured. On a GPU that was asked for, `cuda_speed` measures captured graphs instead.
+The fastest exact run is searched for first (`dense_search`); every ratio is over it. The other baselines take turns:
+the fastest of torch, OpenVINO, and DeepCache, which leaves out layers. The fastest of any kind is the second baseline
+of whole edits. Steps and decodes of plain diffusers (float32, contiguous, eager) take turns too; its whole run is
+counted from them. Masks are given, so mask prediction is not measured. On a GPU that was asked for, `cuda_speed`
+measures captured graphs instead.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ import torch
 from torch import Tensor
 
 from fisedit.bench.dense_pipelines import DensePipelines
-from fisedit.bench.dense_search import DEFAULT_VARIANT
+from fisedit.bench.dense_search import (
+    DEFAULT_VARIANT,
+    TITLES,
+    baseline_rows,
+    baseline_settings,
+    dense_summary,
+    fastest_call,
+    whole_runs,
+)
 from fisedit.bench.timing import Calls, interval, interval_text, peak_memory, ratio, seconds_by_round
 from fisedit.bench.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas
 from fisedit.decoder.decode import decode, decode_sparse
@@ -34,10 +44,6 @@ if TYPE_CHECKING:
     from fisedit.bench.workload import Workload
     from fisedit.values import BoolGrid
 
-Row = dict[str, Any]
-Samples = dict[str, list[float]]
-"""Name of a call -> its seconds in every round."""
-
 
 def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -> dict[str, Any]:
     """Search for the fastest dense run, and time steps, decodes and whole edits in turns with it.
@@ -47,8 +53,8 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         on_step: called before the search, the warm-up and every round with (i, n, None).
 
     Returns:
-        {"settings", "search", "dense", "rows", "dense_summary", "summary", "notes"}, ready for JSON; times in seconds,
-        ratios over the fastest dense run of the same round.
+        {"settings", "search", "dense", "baselines", "rows", "dense_summary", "summary", "notes"}, ready for JSON; times
+        in seconds, ratios over the dense runs of the same round.
 
     Raises:
         InputError: the device is not on this machine.
@@ -61,7 +67,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         progress.advance()
         dense = DensePipelines(workload.pipe, workload.config, compiled=settings.compiled)
         search = dense.search()
-        benchmark = _EditBenchmark(workload, dense, search.best)
+        benchmark = _EditBenchmark(workload, dense, search.best, dense.others(search))
         calls = benchmark.dense_calls(plain=settings.baseline)
         rows: list[Row] = []
         for name, area, grid in masks:
@@ -70,21 +76,31 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
             rows += [{"mask": name, "asked_area": area} | row for row in mask_rows]
         samples = seconds_by_round(calls, settings.repeats, benchmark.warm_up, lambda: benchmark.begin_round(progress))
         samples |= plain_runs(samples, workload.config.num_timesteps)
-        rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples) for row in rows]
+        baselines = baseline_rows(search.best, benchmark.others, samples)
+        fastest = fastest_call(baselines, "any")
+        rows = [row | benchmark.edit_stats[row["call"]] | ratios(row, samples, fastest) for row in rows]
         layers = benchmark.profile(masks) if settings.profile else []
         metrics = dense_metrics(samples) | benchmark.dense_row
     return {
-        "settings": settings_dict(workload, settings) | {"dense_baseline": f"diffusers, {search.best.name}"},
+        "settings": settings_dict(workload, settings) | baseline_settings(baselines),
         "search": search.as_dict(),
         "dense": metrics | {"peak_memory_bytes": peak_memory(workload.device)},
+        "baselines": baselines,
         "rows": rows,
         "turns": samples,
-        "dense_summary": dense_summary(metrics, search.best.name),
+        "dense_summary": dense_summary(metrics, baselines),
         "summary": [_summary_row(row) for row in rows],
         "profile": layers,
         "notes": [*dense.notes, *([] if settings.model else [RANDOM_NOTE])],
     }
 
+
+Row = dict[str, Any]
+Samples = dict[str, list[float]]
+"""Name of a call -> its seconds in every round."""
+
+OVER_ANY = f"over the {TITLES['any']}"
+"""The column of whole edits' second ratio."""
 
 RANDOM_NOTE = "random weights: fidelity has no meaning; `python -m benchmarks.fidelity` has that of the same settings"
 
@@ -102,8 +118,11 @@ class _Progress:
 class _EditBenchmark:
     """One engine, one recorded source, and the dense runs to compare with."""
 
-    def __init__(self, workload: Workload, dense: DensePipelines, best: DenseVariant) -> None:
+    def __init__(
+        self, workload: Workload, dense: DensePipelines, best: DenseVariant, others: dict[DenseVariant, str]
+    ) -> None:
         self.pipe, self.config, self.dense, self.best = workload.pipe, workload.config, dense, best
+        self.others = others
         self.editor = Editor(self.pipe)
         self.engine = Engine(self.pipe, encoding=choose_encoding("auto", workload.device))
         self.costs = self.engine.costs(self.config)
@@ -126,11 +145,16 @@ class _EditBenchmark:
         self.editor = Editor(self.pipe)
 
     def dense_calls(self, *, plain: bool) -> Calls:
-        """A step, a decode and the whole of the fastest dense run, of plain diffusers if asked, and of our source."""
+        """A step, a decode and the whole of the fastest exact run, the whole of others, and of our source.
+
+        Args:
+            plain: whether to time a step and a decode of plain diffusers.
+        """
         calls: Calls = {}
         for name, variant in {"dense": self.best, **({"plain": DEFAULT_VARIANT} if plain else {})}.items():
             calls[f"{name} step"], calls[f"{name} decode"] = self.dense.step(variant), self.dense.decode(variant)
-        calls["dense"], self.warm_up["dense"] = (partial(self.dense.run, self.best, steps) for steps in (None, 1))
+        for name, variant in whole_runs(self.best, self.others).items():
+            calls[name], self.warm_up[name] = (partial(self.dense.run, variant, steps) for steps in (None, 1))
         self.dense_row["step_macs_counted_by_torch"] = _count_macs(
             lambda: self.pipe.unet(self.latents, self.timestep, self.text, return_dict=False)
         )
@@ -234,14 +258,15 @@ def plain_runs(samples: Samples, steps: int) -> Samples:
     return {"plain": [steps * a + b for a, b in zip(samples["plain step"], samples["plain decode"], strict=True)]}
 
 
-def ratios(row: Row, samples: Samples) -> Row:
+def ratios(row: Row, samples: Samples, fastest: str = "dense") -> Row:
     """Seconds of a row's step, decode and whole edit, those of the dense runs of the same rounds, and their ratios.
 
     Args:
         row: names its calls.
         samples: seconds of every call by round.
+        fastest: The call that times the fastest dense run of any kind.
     """
-    result: Row = {}
+    result: Row = {"whole_ratio_to_any": ratio(samples[fastest], samples[row["call"]]).as_dict()}
     for stage, call, dense in (
         ("step", row["step_call"], "dense step"),
         ("decode", row["decode_call"], "dense decode"),
@@ -270,35 +295,14 @@ def dense_metrics(samples: Samples) -> Row:
     return metrics
 
 
-def dense_summary(metrics: Row, best: str) -> list[Row]:
-    """The short table of dense runs.
-
-    Args:
-        metrics: The metrics of `dense_metrics`.
-        best: name of the fastest variant.
-    """
-    runs = [(f"fastest dense: {best}", "dense"), (f"plain diffusers: {DEFAULT_VARIANT.name}", "plain")]
-    rows = [
-        {
-            "run": name,
-            "step": interval_text(metrics[f"{key}_step"], " s"),
-            "whole": interval_text(metrics[key], " s"),
-            "over the fastest": interval_text(metrics[f"{key}_over_dense"]) if key == "plain" else "1",
-        }
-        for name, key in runs
-        if key in metrics
-    ]
-    source = {"run": "our source, recorded", "step": interval_text(metrics["recorded_step"], " s")}
-    source |= {
-        "whole": interval_text(metrics["source"], " s"),
-        "over the fastest": interval_text(metrics["source_over_dense"]),
-    }
-    return [*rows, source]
-
-
 def _summary_row(row: Row) -> Row:
-    """Speed-ups over the fastest dense run, and of whole edits over plain diffusers if that was timed."""
-    metrics = {"step": "step_ratio", "decode": "decode_ratio", "whole edit": "whole_ratio"}
+    """Speed-ups over the fastest exact run, and of whole edits over that of any kind, and plain diffusers if timed."""
+    metrics = {
+        "step": "step_ratio",
+        "decode": "decode_ratio",
+        "whole edit": "whole_ratio",
+        OVER_ANY: "whole_ratio_to_any",
+    }
     metrics |= (
         {"end-to-end speedup over stock diffusers": "whole_ratio_to_plain"} if "whole_ratio_to_plain" in row else {}
     )

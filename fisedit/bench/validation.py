@@ -19,7 +19,7 @@ import torch
 
 from fisedit.bench import environment, metrics
 from fisedit.bench.dense_pipelines import DensePipelines, has_compiler
-from fisedit.bench.dense_search import DenseVariant
+from fisedit.bench.dense_search import DEEPCACHE, OPENVINO, DenseVariant
 from fisedit.bench.edit_case import BenchmarkEdit, EditCase, get_trajectory
 from fisedit.bench.timing import Calls, interval, peak_memory, ratio, seconds_by_round
 from fisedit.bench.validation_report import NOTES, check_rows, report_page, speed_row, summary_rows
@@ -322,19 +322,25 @@ class _Run:
         )
 
     def _time(self) -> Row:
-        """Seconds of whole runs in turns: diffusers eager and compiled, our source, and edits of squares."""
+        """Seconds of whole runs in turns: diffusers eager, compiled and by others, our source, and edits of squares."""
         dtype = next(name for name, kind in DTYPES.items() if kind == self._pipe.unet.dtype)
         compiled = self._settings.compiled and has_compiler(self._pipe.unet.device)
         eager = DenseVariant(dtype, channels_last=True, compiled=False)
-        variants = [eager, DenseVariant(dtype, channels_last=True, compiled=True)] if compiled else [eager]
+        variants = [eager, replace(eager, compiled=True)] if compiled else [eager]
         config = self._config(PROMPTS[0], 0)
         dense = DensePipelines(self._pipe, config)
+        others = [replace(eager, runtime=DEEPCACHE)]
+        if self._pipe.unet.device.type == "cpu":
+            others.append(replace(eager, runtime=OPENVINO))
+        refusals = {variant: dense.refusal(variant) for variant in others}
+        variants += [variant for variant, reason in refusals.items() if not reason]
         calls: Calls = {f"diffusers, {variant.name}": partial(dense.run, variant) for variant in variants}
         calls["source"] = partial(self._generate, config)
         calls |= {f"edit of {area:.0%}": partial(self._edit_square, area) for area in AREAS}
         warm_up: Calls = {f"diffusers, {variant.name}": partial(dense.run, variant, 1) for variant in variants}
         turns = seconds_by_round(calls, self._settings.repeats, warm_up)
-        fastest = min(list(turns)[: len(variants)], key=lambda name: np.median(turns[name]))
+        exact = [f"diffusers, {variant.name}" for variant in variants if variant.is_exact]
+        fastest = min(exact, key=lambda name: np.median(turns[name]))
         rows = [
             {
                 "run": name,
@@ -343,6 +349,7 @@ class _Run:
             }
             for name in turns
         ]
+        rows += [{"run": f"diffusers, {v.name}", "reason": reason} for v, reason in refusals.items() if reason]
         bytes_recorded = self._generate(config).stats.recorded_bytes
         peak = peak_memory(self._pipe.unet.device)
         return {"rows": rows, "fastest": fastest, "recorded_bytes": bytes_recorded, "peak_bytes": peak}

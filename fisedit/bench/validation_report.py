@@ -18,7 +18,8 @@ Row = dict[str, Any]
 NOTES = (
     "covered: share of what a dense edit of the whole picture changes, by squared levels, that the mask covers",
     "PSNR and SSIM: inside the mask, to diffusers' edit whose latents outside are the source's at every step",
-    "faster: over the fastest run of diffusers here that was tried; median and range of the turns",
+    "faster: over the fastest exact run of diffusers here that was tried; median and range of the turns",
+    "DeepCache leaves out layers in two of three steps, so that its picture is another: it is no exact run",
 )
 
 
@@ -71,9 +72,11 @@ def speed_row(row: Row, fastest: str) -> Row:
     """One line of speed.
 
     Args:
-        row: a run's seconds, and how many times faster it is.
+        row: a run's seconds, and how many times faster it is, or the reason why it was not timed.
         fastest: name of the run that it is compared with.
     """
+    if "reason" in row:
+        return {"run": row["run"], "seconds": row["reason"], "faster": ""}
     faster = "" if row["run"] == fastest else interval_text(row["faster"])
     return {"run": row["run"], "seconds": interval_text(row["seconds"], " s"), "faster": faster}
 

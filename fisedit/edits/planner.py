@@ -387,13 +387,17 @@ class Planner:
     ) -> tuple[Dilation, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
         plain = request.structure > 0 or request.erases or bool(request.regional) or request.is_frame
-        shallow = () if cells.entry is not None else self._shallow_steps(request.config, start)
+        shallow = () if cells.entry is not None else self.shallow_steps(request.config, start)
         return costs.choose_dilations(cells, start, quality=quality, plain=plain, shallow=shallow)
 
-    def _shallow_steps(self, config: GenerationConfig, start: int) -> tuple[int, ...]:
+    def shallow_steps(self, config: GenerationConfig, start: int = 0) -> tuple[int, ...]:
         """The steps of an edit that may be shallow.
 
         Those are not the first two, not that of the drift check, and not all of those that later masks are made from.
+
+        Args:
+            config: The settings of the edit.
+            start: the first step to run.
         """
         steps = config.num_timesteps
         full = {start, start + 1, start + drift_check.check_step(steps - start)}

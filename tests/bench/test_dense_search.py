@@ -4,12 +4,29 @@ import pytest
 import torch
 
 from fisedit.bench import dense_pipelines
-from fisedit.bench.dense_search import DEFAULT_VARIANT, NUM_ROUNDS, DenseVariant, find_fastest, variants
+from fisedit.bench.dense_search import (
+    DEEPCACHE,
+    DEFAULT_VARIANT,
+    NUM_ROUNDS,
+    OPENVINO,
+    TORCH,
+    DenseVariant,
+    baseline_rows,
+    baseline_settings,
+    dense_summary,
+    fastest_call,
+    find_fastest,
+    variants,
+)
 from tests.support.edits import config_of
 
 BF16, BF16_CONTIGUOUS = DenseVariant("bf16", True, False), DenseVariant("bf16", False, False)
 FP32 = DenseVariant("fp32", True, False)
 COMPILED = DenseVariant("bf16", True, True)
+BY_OPENVINO, CACHED = DenseVariant("bf16", True, False, OPENVINO), DenseVariant("bf16", True, False, DEEPCACHE)
+SECONDS = {"dense": [8.0, 9.0, 10.0], CACHED.name: [4.0, 3.0, 5.0], BY_OPENVINO.name: [9.0, 9.0, 9.0]}
+FIGURE = {"median": 1.0, "low": 1.0, "high": 1.0}
+METRICS = dict.fromkeys(("dense_step", "recorded_step", "source", "source_over_dense"), FIGURE)
 
 
 class Clock:
@@ -87,10 +104,23 @@ def test_a_machine_on_which_nothing_runs():
 
 def test_every_variant_of_a_device_is_a_candidate():
     cpu, gpu = variants("cpu", compiled=True), variants("cuda", compiled=True)
-    assert len(cpu) == 8 and len(gpu) == 8 and DEFAULT_VARIANT in cpu and DEFAULT_VARIANT in gpu
+    assert len(cpu) == 8 + 2 and len(gpu) == 8 and DEFAULT_VARIANT in cpu and DEFAULT_VARIANT in gpu
     assert {variant.dtype for variant in cpu} == {"bf16", "fp32"}
     assert [variant.compiled for variant in gpu] == [False] * 6 + [True] * 2
     assert not any(variant.compiled for variant in variants("cpu", compiled=False))
+    assert [variant.name for variant in cpu[-2:]] == ["OpenVINO, bf16", "OpenVINO, fp32"]
+    assert all(variant.is_exact for variant in cpu)
+
+
+def test_each_runtime_has_one_left_and_a_missing_package_is_named():
+    openvino, slow = DenseVariant("bf16", True, False, OPENVINO), DenseVariant("fp32", True, False, OPENVINO)
+    found = Clock({BF16: 4.0, FP32: 9.0, openvino: 1.0, slow: 2.0}).search()
+    assert found.best == openvino == found.best_of(OPENVINO)
+    assert found.best_of(TORCH) == BF16 == found.fastest_eager
+    assert found.left_out == {FP32: "2.2 times as long as the fastest", slow: "2.0 times as long as the fastest"}
+    found = Clock({BF16: 4.0, openvino: ModuleNotFoundError("no", name="openvino")}).search()
+    assert found.best == BF16 and found.best_of(OPENVINO) is None
+    assert found.left_out == {openvino: "the package openvino is not installed"}
 
 
 def test_a_compiled_variant_shares_its_eager_ones_unet_and_leaves_its_decoder(pipelines, monkeypatch):
@@ -115,3 +145,34 @@ def test_a_machine_without_a_compiler_says_so(pipelines, monkeypatch):
     monkeypatch.setattr(dense_pipelines, "vector_extension", lambda: "avx512")
     dense = dense_pipelines.DensePipelines(pipelines["shallow"], config_of())
     assert dense.notes == ["torch.compile made kernels for avx512"]
+
+
+def test_the_fastest_exact_run_and_the_fastest_of_any_kind_are_two_baselines():
+    rows = baseline_rows(COMPILED, {BY_OPENVINO: "", CACHED: ""}, SECONDS)
+    assert fastest_call(rows, "exact") == "dense" and fastest_call(rows, "any") == CACHED.name
+    assert {row["run"]: row["exact"] for row in rows} == {
+        COMPILED.name: True,
+        BY_OPENVINO.name: True,
+        CACHED.name: False,
+    }
+    assert next(row for row in rows if row["run"] == CACHED.name)["over_fastest_exact"]["median"] == 0.5
+    assert baseline_settings(rows) == {
+        "dense_baseline": "diffusers, bf16, channels_last, torch.compile",
+        "any_baseline": "diffusers, DeepCache, interval 3, bf16, channels_last, eager",
+    }
+    table = dense_summary(METRICS, rows)
+    assert [row["run"] for row in table] == [
+        "fastest exact run: bf16, channels_last, torch.compile",
+        "OpenVINO, bf16",
+        "fastest run of any kind: DeepCache, interval 3, bf16, channels_last, eager",
+        "our source, recorded",
+    ]
+    assert [row["over the fastest"].split()[0] for row in table] == ["1", "1.00x", "0.50x", "1.00x"]
+
+
+def test_one_run_may_be_both_and_others_have_their_reason():
+    rows = baseline_rows(COMPILED, {BY_OPENVINO: "no", CACHED: ""}, SECONDS | {CACHED.name: [20.0, 20.0, 20.0]})
+    assert fastest_call(rows, "any") == fastest_call(rows, "exact") == "dense"
+    table = dense_summary(METRICS, rows)
+    assert table[0]["run"] == f"fastest exact run and fastest run of any kind: {COMPILED.name}"
+    assert table[2] == {"run": BY_OPENVINO.name, "step": "", "whole": "no", "over the fastest": ""}

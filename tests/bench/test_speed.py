@@ -5,11 +5,12 @@ import json
 import pytest
 
 from benchmarks import fidelity
-from benchmarks.schedules import CLOSE, FAST, SCHEDULES
+from benchmarks.schedules import CLOSE, FAST, SCHEDULES, SHALLOW
 from benchmarks.settings import FidelitySettings
 from fisedit.bench import dense_search, speed
 from fisedit.bench.settings import SpeedSettings
 from fisedit.values import Quality
+from tests.support import runtimes
 
 SMALL = {"model": "demo", "areas": (0.15,), "size": 128, "num_inference_steps": 2, "repeats": 1, "compiled": False}
 
@@ -22,7 +23,8 @@ def test_torch_counts_the_same_multiply_accumulates(dtype):
         assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.005)
 
 
-def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
+def test_the_verb_writes_what_it_prints(fisedit, tmp_path, monkeypatch):
+    runtimes.install(monkeypatch)
     asked = ("--model", "demo", "--areas", "15", "--size", "128", "--num-inference-steps", "2", "--repeats", "2")
     printed = fisedit(
         "bench", "edit", *asked, "--no-compiled", "--profile", "--local-files-only", "--output", "speed.json"
@@ -36,11 +38,16 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
     for row in written["summary"]:
         assert all(
             row[name] in printed.out
-            for name in ("MACs", "step", "whole edit", "end-to-end speedup over stock diffusers")
+            for name in ("MACs", "step", "whole edit", speed.OVER_ANY, "end-to-end speedup over stock diffusers")
         )
     best = written["search"]["best"]
     assert best in printed.out and best in written["settings"]["dense_baseline"]
     assert best not in written["search"]["left_out"]
+    assert all(row["run"] in printed.out and not row["reason"] for row in written["baselines"])
+    assert {row["run"].split(",")[0] for row in written["baselines"]} >= {"OpenVINO", "DeepCache"}
+    (fastest,) = (row for row in written["baselines"] if "any" in row["fastest"])
+    assert written["settings"]["any_baseline"] == f"diffusers, {fastest['run']}"
+    assert "fastest exact run" in printed.out and "fastest run of any kind" in printed.out
     assert "torch.compile was not tried: --no-compiled left it out" in printed.out
     assert written["dense"]["recorded_bytes"] > 0
     assert {row["run"] for row in written["profile"]} == {"source", "square 15%", "ragged 15%"}
@@ -52,7 +59,9 @@ def test_the_verb_writes_what_it_prints(fisedit, tmp_path):
 def test_ratios_are_of_the_same_turn_and_over_the_fastest_dense_run():
     samples = {"dense": [8.0, 10.0, 30.0], "plain": [16.0, 30.0, 60.0], "edit": [2.0, 2.0, 3.0]}
     samples |= {"dense step": [1.0] * 3, "dense decode": [1.0] * 3, "step": [0.5] * 3, "decode": [0.25] * 3}
-    row = speed.ratios({"call": "edit", "step_call": "step", "decode_call": "decode"}, samples)
+    samples["deep"] = [4.0, 5.0, 15.0]
+    row = speed.ratios({"call": "edit", "step_call": "step", "decode_call": "decode"}, samples, "deep")
+    assert row["whole_ratio_to_any"] == {"median": 2.5, "low": 2, "high": 5}
     assert row["whole_ratio"] == {"median": 5, "low": 4, "high": 10}
     assert row["whole_ratio_to_plain"] == {"median": 15, "low": 8, "high": 20}
     assert row["whole_seconds"] == {"median": 2, "low": 2, "high": 3}
@@ -71,12 +80,13 @@ def test_default_edits_are_near_to_dense_blended_ones(monkeypatch):
     """One of the forty of the table, of which the worst is 33 dB from its dense one; all cost 1 / 2.2 of dense."""
     names = ("default", "0", "1", FAST, CLOSE)
     monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in names})
-    monkeypatch.setattr(fidelity, "_warm_up", lambda *_: None)  # no time is checked
+    monkeypatch.setattr(fidelity._Samples, "warm_up", lambda *_: None)  # no time is checked
     monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
     report = fidelity.measure_fidelity(FidelitySettings(edits=1, dtype="fp32", compiled=False))
     rows = {row["growth"]: row for row in report["rows"]}
-    assert set(rows) == set(names) == {row["growth"] for row in report["summary"]}
-    assert [row["quality"] for row in report["shipped"]] == ["fast", "close"]
+    shallow = {f"{name}{SHALLOW}" for name in (FAST, CLOSE)}
+    assert set(rows) >= {*names, *shallow} and len(rows) == len(report["summary"])
+    assert [row["quality"] for row in report["shipped"]] == ["fast", "fast", "close", "close"]
     assert report["values"][0] > max(30, rows["0"]["psnr_median"])
     assert rows["default"]["macs_ratio"] > 1.8
     turns = report["turns"]
@@ -95,3 +105,25 @@ def test_fidelity_is_measured_after_a_warm_up(study, model, tmp_path, monkeypatc
     assert [row["growth"] for row in report["rows"]] == list(names) == [row["growth"] for row in report["summary"]]
     assert report["settings"]["num_inference_steps"] == 2 and set(report["turns"]) >= {"dense", *names}
     assert all(name in run.out for name in names)
+
+
+def test_what_ships_is_measured_with_shallow_steps_and_without(study, model, tmp_path, monkeypatch):
+    runtimes.install(monkeypatch)
+    monkeypatch.setattr(fidelity, "SCHEDULES", {name: SCHEDULES[name] for name in ("default", "5", FAST, CLOSE)})
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 0)
+    words = ("--edits", 1, "--num-inference-steps", 15, "--no-compiled", "--dtype", "fp32", "--output", "fidelity.json")
+    run = study("fidelity", "--model", model, *words)
+    assert run.status == 0, run.err
+    report = json.loads((tmp_path / "fidelity.json").read_text())
+    rows = {row["growth"]: row for row in report["rows"]}
+    openvino, cached = list(rows)[-2:]
+    assert openvino.startswith("OpenVINO") and cached.startswith("DeepCache, interval 3")
+    assert list(rows)[:-2] == ["default", "5", FAST, FAST + SHALLOW, CLOSE, CLOSE + SHALLOW]
+    for name in (FAST, CLOSE):
+        plain, shallow = rows[name], rows[name + SHALLOW]
+        assert plain["shallow_steps"] == 0 < shallow["shallow_steps"] < 15 / 2
+        assert shallow["macs_ratio"] > plain["macs_ratio"] and shallow["psnr_median"] != plain["psnr_median"]
+    assert rows[cached]["macs_ratio"] is None and rows[cached]["psnr_min"] > 40  # the stand-in leaves nothing out
+    assert [row["shallow steps"] for row in report["shipped"]][::2] == [0, 0]
+    assert {row["run"] for row in report["baselines"]} >= {openvino, cached}
+    assert all(row["whole_ratio_to_any"]["median"] > 0 for row in rows.values())

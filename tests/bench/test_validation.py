@@ -55,6 +55,7 @@ def test_a_stopped_run_goes_on(folder, monkeypatch):
 def test_the_page_shows_every_edit_and_tells_nothing_private(folder):
     page = (folder / "report.html").read_text(encoding="utf-8")
     names = [path.name for path in sorted((folder / "pictures").iterdir())]
+    assert "DeepCache, interval 3" in page and "OpenVINO, fp32" in page
     assert len(names) == len(QUICK_EDITS) and all(f'src="pictures/{name}"' in page for name in names)
     for text in (page, (folder / "report.json").read_text(encoding="utf-8")):
         assert str(folder) not in text and str(Path.home()) + "/" not in text and str(Path.cwd()) not in text

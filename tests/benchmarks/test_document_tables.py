@@ -66,8 +66,9 @@ def test_every_commit_that_a_table_names_is_here():
 
 
 def kind(command: str) -> str:
-    """Such as "bench edit"."""
-    return " ".join(command.split()[1:3])
+    """Such as "bench edit", of a study too."""
+    program, *words = command.split()
+    return f"bench {words[1].removeprefix('benchmarks.')}" if program == "python" else " ".join(words[:2])
 
 
 def test_a_table_is_filled_from_its_report(tmp_path):

@@ -8,6 +8,8 @@ from typing import Any
 EXPECTED_SKIPS = (
     "needs CUDA: torch.cuda.is_available() is False",
     "needs the package xformers, and CUDA",
+    "needs the package DeepCache",
+    "needs the package openvino",
     "there is a GPU: nothing is refused",
     "a device's memory is read by address in kernels alone",
     "Triton's assembler is that of x86-64 machines",

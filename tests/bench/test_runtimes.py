@@ -1,0 +1,118 @@
+"""OpenVINO and DeepCache in diffusers' pipeline: through stand-ins, and by the packages where they are installed."""
+
+from __future__ import annotations
+
+import os
+from copy import deepcopy
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from fisedit.bench import dense_search
+from fisedit.bench.dense_pipelines import DensePipelines
+from fisedit.bench.dense_search import DEEPCACHE, OPENVINO, TORCH, DenseVariant
+from fisedit.bench.runtimes import PRECISIONS, compile_openvino, convert_openvino, enable_deepcache
+from fisedit.models.group_norm import stabilise
+from tests.support import runtimes
+from tests.support.edits import CAT, config_of
+from tests.support.pipelines import build_pipeline
+
+EAGER = DenseVariant("fp32", False, False)
+BY_OPENVINO = DenseVariant("fp32", False, False, OPENVINO)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(dense_search, "NUM_ROUNDS", 1)
+
+
+def picture(pipe):
+    seed = torch.Generator().manual_seed(7)
+    return pipe(CAT, width=64, height=64, num_inference_steps=5, generator=seed, output_type="np").images
+
+
+def search(pipe):
+    dense = DensePipelines(pipe, config_of(width=64, height=64, num_inference_steps=2), compiled=False)
+    found = dense.search()
+    return dense, found, dense.others(found)
+
+
+def test_both_are_found_where_they_are_installed(pipelines, no_grad, monkeypatch):
+    openvino = runtimes.install(monkeypatch)
+    dense, found, others = search(pipelines["shallow"])
+    compared = {found.best, *others}
+    assert {variant.runtime for variant in compared} == {TORCH, OPENVINO, DEEPCACHE}
+    assert not any(others.values()) and found.best.is_exact
+    assert {variant.name for variant in found.seconds} >= {"OpenVINO, bf16", "OpenVINO, fp32"}
+    assert {settings["INFERENCE_PRECISION_HINT"] for _, settings in openvino.settings} == {"bf16", "f32"}
+    (helper,) = runtimes.Helper.made
+    assert helper.enabled and helper.parameters == {"cache_interval": 3, "cache_branch_id": 0}
+    cached = next(variant for variant in others if variant.runtime == DEEPCACHE)
+    assert helper.pipe is dense.get(cached) and helper.pipe.unet is not pipelines["shallow"].unet
+
+
+def test_a_missing_package_is_told_in_one_line(pipelines, no_grad, monkeypatch):
+    runtimes.uninstall(monkeypatch)
+    _, found, others = search(pipelines["shallow"])
+    assert found.best.runtime == TORCH
+    assert {variant.runtime: reason for variant, reason in others.items()} == {
+        OPENVINO: "the package openvino is not installed",
+        DEEPCACHE: "the package DeepCache is not installed",
+    }
+
+
+def test_one_that_fails_is_told_and_left_out(pipelines, no_grad, monkeypatch):
+    runtimes.install(monkeypatch, ValueError("no rule for this operation\nand more"))
+    monkeypatch.setattr(runtimes.Helper, "enable", lambda _: torch.empty(3) @ torch.empty(4))
+    _, found, others = search(pipelines["shallow"])
+    assert found.best.runtime == TORCH
+    reasons = {variant.runtime: reason for variant, reason in others.items()}
+    assert reasons[OPENVINO] == "it cannot run here: no rule for this operation"
+    assert reasons[DEEPCACHE].startswith("it cannot run here: ") and "\n" not in reasons[DEEPCACHE]
+
+
+def test_openvinos_networks_stand_in_for_unet_and_decoder(pipelines, no_grad, monkeypatch):
+    runtimes.install(monkeypatch)
+    dense = DensePipelines(pipelines["demo"], config_of(width=64, height=64))
+    assert dense.get(BY_OPENVINO).unet.config == dense.get(EAGER).unet.config
+    assert (picture(dense.get(BY_OPENVINO)) == picture(dense.get(EAGER))).all()
+
+
+def test_the_converter_reports_nothing_over_the_network(monkeypatch):
+    seen = []
+    openvino = runtimes.install(monkeypatch)
+    convert = openvino.convert_model
+    openvino.convert_model = lambda *a, **k: seen.append(os.environ["CI"]) or convert(*a, **k)
+    for before in ("", None):
+        monkeypatch.setenv("CI", before) if before is not None else monkeypatch.delenv("CI", raising=False)
+        convert_openvino(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
+        assert os.environ.get("CI") == before
+    assert seen == ["true"] * 2
+
+
+def test_deepcache_at_every_step_is_diffusers_own_pipeline():
+    if find_spec("DeepCache") is None:
+        pytest.skip("needs the package DeepCache")
+    for name in ("sd15", "demo"):
+        pipe = build_pipeline(name)
+        expected = picture(pipe)
+        cached = DensePipelines(pipe, config_of()).get(EAGER)
+        enable_deepcache(cached, 1)
+        assert (picture(cached) == expected).all()
+        every_third = DensePipelines(pipe, config_of()).get(EAGER)
+        enable_deepcache(every_third, 3)
+        assert not (picture(every_third) == expected).all()
+
+
+@pytest.mark.parametrize("dtype", sorted(set(PRECISIONS) - {"fp16"}))
+def test_openvino_computes_what_torch_does(dtype, no_grad):
+    if find_spec("openvino") is None:
+        pytest.skip("needs the package openvino")
+    decoder = deepcopy(build_pipeline("demo").vae.decoder)
+    latents = torch.randn(1, 4, 8, 8)
+    expected = decoder(latents)
+    stabilise(decoder)
+    network = compile_openvino(convert_openvino(decoder, [latents]), dtype)
+    error = (network(latents) - expected).norm() / expected.norm()
+    assert error < {"fp32": 1e-5, "bf16": 5e-2}[dtype]
