@@ -54,7 +54,8 @@ def vary(
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
         parent, region = session.history.find(shown.parent), _region_again(shown, region)
-    add_conditions, erases = condition_arguments(state, conditions), parent is not shown and shown.run.erases
+    add_conditions = condition_arguments(state, conditions)
+    erases = parent is not shown and shown.run.erases and text == parent.prompt
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
         own = replace(region, seed=randbelow(DRAWN_SEEDS))

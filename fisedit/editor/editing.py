@@ -21,10 +21,10 @@ from fisedit.values import (
     CONTROL,
     DRIVE,
     REFERENCE,
-    SEEDS,
     OnStep,
     check_quality,
     make_generation_config,
+    next_seed,
 )
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class EditMixin(EditorBase):
             now.prompt if prompt is None else prompt,
             region,
             growth=check_quality(quality),
-            repaint=Repaint(seed=(now.config.seed + 1) % (SEEDS[1] + 1) if seed is None else seed, erases=True),
+            repaint=Repaint(seed=next_seed(now.config.seed) if seed is None else seed, erases=True),
             on_step=on_step,
         )
         return self._pipeline.run(request, self._pipeline.plan(request))

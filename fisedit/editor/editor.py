@@ -28,13 +28,13 @@ from fisedit.sessions.store import SessionStore
 from fisedit.storage.canvas import to_editable
 from fisedit.values import (
     REFERENCE,
-    SEEDS,
     Inversion,
     MaskSource,
     OnStep,
     cell_pixels,
     check_prompt,
     check_seed,
+    next_seed,
     strength_for_start,
 )
 
@@ -107,8 +107,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
                 words,
                 extend=widths,
                 inversion=str(config.inversion or Inversion.DDIM),
-                seed=(check_seed(seed) + 1)
-                % (SEEDS[1] + 1),  # another one, so that what is added gets noise of its own
+                seed=next_seed(check_seed(seed)),  # so that what is added gets noise of its own
                 negative_prompt=config.negative_prompt,
                 num_inference_steps=config.num_inference_steps,
                 guidance_scale=config.guidance_scale,
@@ -271,13 +270,14 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
     def _edit_by_words(self, edit: PastEdit, past: Origin, on_step: OnStep | None) -> EditResult:
         """An edit with the same words, in the mask that was given, or with a predicted one."""
         run = edit.run
-        in_place = run.erases or edit.seed is not None  # then words said where, and may be the same as before
+        erased = run.erases and (edit.seed is not None or edit.prompt == self.current.prompt)  # else words removed it
+        in_place = erased or edit.seed is not None  # then words said where, and may be the same as before
         given = edit.mask.source is MaskSource.GIVEN or in_place
         region, strength = None, strength_for_start(run.start, past.config.num_timesteps)
         if given:
             region = _region_at(edit.mask, self.current.size)
             strength = strength if edit.mask.levels is None else 1.0
-        if run.erases:
+        if erased:
             assert region is not None, "what was erased is known"
             return self.erase(region, prompt=edit.prompt, seed=edit.seed, on_step=on_step)
         if run.regional:

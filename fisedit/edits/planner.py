@@ -116,8 +116,9 @@ class EditPlan:
             dilation: latent cells computed beyond the mask at each step, or `Step.DENSE`; () for a dense run.
             fallback: why it is dense, or "".
         """
-        structure = self.mode.structure if dilation else 0.0
-        return replace(self, mode=replace(self.mode, dilation=dilation, structure=structure), fallback=fallback)
+        structure, erases = (self.mode.structure, self.mode.erases) if dilation else (0.0, False)
+        mode = replace(self.mode, dilation=dilation, structure=structure, erases=erases)
+        return replace(self, mode=mode, fallback=fallback)
 
 
 class Planner:
@@ -182,15 +183,17 @@ class Planner:
             raise MaskError(f"erasing must leave a part of the picture, got {found.reason or 'all of it'}; give a mask")
         with request.stopwatch.stage("plan"):
             cells = mask.cells(config.num_timesteps)
-            dilation = request.dilation or self._choose_dilations(request, cells, start, costs)
-            is_sparse = request.erases or regional or request.is_frame
+            is_part = not found.reason and not mask.grid.all() and mask.levels is None
+            erases = request.erases or (request.removes and is_part)
+            dilation = request.dilation or self._choose_dilations(request, cells, start, costs, erases=erases)
+            is_sparse = erases or regional or request.is_frame
             reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation, start))
         by_words = mask.source is MaskSource.ATTENTION and mask.levels is None
         plan = EditPlan(
             mask,
             costs,
             prompt,
-            EditMode(dilation, float(request.structure), start, erases=request.erases, regional=regional),
+            EditMode(dilation, float(request.structure), start, erases=erases, regional=regional),
             notes=(*prompt.notes, *request.region.notes, *self._adapter_notes(request, start)),
             probes=scope.probes,
             extra_macs=extra_macs + scope.macs + len(regional) * costs.text(),
@@ -296,7 +299,7 @@ class Planner:
         note = f"the mask was grown from {old_mask.area:.1%} to {mask.area:.1%}: at step {drift.step} the edit left it"
         dilation, cells = plan.mode.dilation, mask.cells(request.config.num_timesteps)
         if costs.dense_is_cheaper(cells, dilation, start):
-            dilation = self._choose_dilations(request, cells, start, costs)
+            dilation = self._choose_dilations(request, cells, start, costs, erases=plan.mode.erases)
         reason = costs.dense_is_cheaper(cells, dilation, start)
         return replace(plan, mask=mask, notes=(*plan.notes, note)).with_dilation(() if reason else dilation, reason)
 
@@ -383,10 +386,10 @@ class Planner:
             return self._engine.references.prepare(request.config, self._engine.batch(request.config))
 
     def _choose_dilations(
-        self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs
+        self, request: EditRequest, cells: ActiveCells, start: int, costs: Costs, *, erases: bool
     ) -> tuple[Dilation, ...]:
         quality = request.growth if isinstance(request.growth, Quality) else Quality.BALANCED
-        plain = request.structure > 0 or request.erases or bool(request.regional) or request.is_frame
+        plain = request.structure > 0 or erases or bool(request.regional) or request.is_frame
         shallow = () if cells.entry is not None else self.shallow_steps(request.config, start)
         return costs.choose_dilations(cells, start, quality=quality, plain=plain, shallow=shallow)
 

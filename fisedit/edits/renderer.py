@@ -24,8 +24,10 @@ from fisedit.history import EditResult
 from fisedit.machine.device import default_torch_state
 from fisedit.masking.localize import shared_tokens
 from fisedit.masking.region import Region
+from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
 from fisedit.models.weight_changes import check_files
+from fisedit.prompts.text_diff import background_prompt, removes_objects
 from fisedit.sampling import denoise
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
@@ -87,11 +89,13 @@ class Renderer:
     @default_torch_state()
     def encode(self, request: EditRequest) -> EncodedPrompt:
         """Encode the prompt of a request, and those of its regions; errors as in `encode_prompts`."""
-        reads_nothing = request.erases and request.script.kind is EditKind.IDENTICAL  # words would paint what they name
         regional = [prompt for _, prompt in request.regional]
         with request.stopwatch.stage("text"):
-            engine = self.state.engine
-            return encode_prompts(engine.pipe, engine.encode, request.config, regional, reads_nothing=reads_nothing)
+            engine, read, script = self.state.engine, None, request.script
+            if removes_objects(script) or (request.erases and script.kind is EditKind.IDENTICAL):
+                with exclusive(engine.pipe.tokenizer):  # other words would paint what they name
+                    read = background_prompt(script, engine.pipe.tokenizer)
+            return encode_prompts(engine.pipe, engine.encode, request.config, regional, read=read)
 
     def render(self, jobs: Sequence[Job]) -> list[RenderOutput]:
         """Render planned pictures: one, or several edits of one result that share a batch.
@@ -166,7 +170,7 @@ class Renderer:
             mode=plan.mode,
             injection=injection,
             check=plan.check,
-            read_text=plan.prompt.read,
+            read_text=plan.prompt.read if plan.mode.erases else None,
             regional_text=plan.prompt.regional,
             inpaint_inputs=self._inpaint_inputs(request, plan),
         )

@@ -25,12 +25,13 @@ from fisedit.masking.region_values import RegionCanvas
 from fisedit.models.injection import exclusive
 from fisedit.prompts.chunks import says_nothing
 from fisedit.prompts.syntax import check_syntax
-from fisedit.prompts.text_diff import diff
+from fisedit.prompts.text_diff import diff, removes_objects
 from fisedit.prompts.weighting import parse
 from fisedit.values import (
     CONTROL,
     DENSE_GROWTH,
     DRIVE,
+    LATENT_FACTOR,
     MAX_DILATION,
     REFERENCE,
     EditKind,
@@ -56,6 +57,11 @@ if TYPE_CHECKING:
     from fisedit.values import AdapterReference, Dilation, EditScript, OnStep
 
 P = ParamSpec("P")
+
+REMOVAL_MARGIN = 1 / 32
+"""Share of a picture's shorter side by which the region of an object that words remove grows.
+
+Decoded, an object reaches a cell or two beyond those that words point at (of 32)."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,15 @@ class EditRequest:
         return self.parent is not None and self.config.seed != self.parent.config.seed
 
     @property
+    def removes(self) -> bool:
+        """Return whether the words take objects away and change nothing else, which is done as erasing is.
+
+        With anything that erasing cannot heed, such as structure to keep, it is an edit like any other.
+        """
+        is_plain = isinstance(self.growth, Quality) and self.strength == 1 and not (self.structure or self.regional)
+        return is_plain and not self.is_frame and not self.config.like and removes_objects(self.script)
+
+    @property
     def unchanged_reason(self) -> str:
         """Return why the parent's picture is the answer, or ""."""
         assert self.parent is not None
@@ -184,6 +199,11 @@ class EditRequest:
         if self.script.kind is EditKind.IDENTICAL and not (self.erases or is_localized):
             return self.script.reason or "the prompt says the same as before"
         return "the mask is empty" if self.region.is_empty else ""
+
+
+def removal_margin(height: int, width: int) -> int:
+    """Return `REMOVAL_MARGIN` of a picture, in latent cells."""
+    return max(1, round(REMOVAL_MARGIN * min(height, width) / LATENT_FACTOR))
 
 
 _NO_CONDITIONS: Mapping[str, object] = MappingProxyType({})
@@ -314,6 +334,8 @@ class RequestBuilder:
             changes["seed"] = check_seed(repaint.seed)
         config = self._with_words(replace(parent.config, loras=loras, **changes), [own for _, own in regional])
         script = self.diff(parent.prompt, prompt)
+        if removes_objects(script) and region.reads_words:
+            region = region.grow(removal_margin(config.height, config.width))
         restrict_to_words(script, region.named_words, self.state.engine)  # refuses words of neither prompt
         if conditions.get(CONTROL) is not None and region.reads_words and not repaint.erases:
             changed = self._changed_control(parent, config)

@@ -8,12 +8,12 @@ are told the changed words; here they are found.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fisedit.prompts.chunks import MAX_CHUNKS, WordSpan, context_length, split_chunks, word_spans
 from fisedit.prompts.weighting import WeightedPrompt, parse
-from fisedit.prompts.whole_picture import global_reason
+from fisedit.prompts.whole_picture import background_text, global_reason
 from fisedit.prompts.word_classes import TaggedPrompt, WordClass, focus, importance
 from fisedit.values import EditKind, EditScript, Hunk, Word
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _NOT_PUNCTUATION = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
+
+
+_JOINING = frozenset({",", ";", "&", "and", "or"})
+"""Words and marks that join the things of a list."""
 
 
 class Tokenizer(Protocol):
@@ -96,10 +100,27 @@ def diff(source_prompt: str, prompt: str, tokenizer: Tokenizer) -> EditScript:
         removed, added = old.has_content(span.old), new.has_content(span.new)
         reasons.append(global_reason(old, span.old, added) or global_reason(new, span.new, removed))
         hunks.append(_hunk(old, new, dict(pairs), span, bool(reasons[-1])))
+    if not all(map(_joins, hunks)):
+        hunks = [replace(hunk, focus_old=(), focus_new=()) if _joins(hunk) else hunk for hunk in hunks]
     kind, reason = _classify(old, new, hunks, reasons)
     if kind is EditKind.IDENTICAL and _truncated_words(source_prompt, tokenizer) != _truncated_words(prompt, tokenizer):
         reason = "only words beyond the text encoder's reach changed"
     return EditScript(source_prompt, prompt, kind, tuple(hunks), reason)
+
+
+def removes_objects(script: EditScript) -> bool:
+    """Return whether a prompt lacks things that the other names, and says nothing else.
+
+    Of "a red car" "a car" does not: it lacks no thing.
+    """
+    removed = [hunk for hunk in script.hunks if hunk.focus_old]
+    named = all({*hunk.focus_old} <= {*hunk.old} and not hunk.focus_new for hunk in script.hunks)
+    return script.kind is EditKind.DELETE and bool(removed) and named
+
+
+def background_prompt(script: EditScript, tokenizer: Tokenizer) -> str:
+    """Return what a script's new prompt says of the whole picture; see `whole_picture.background_text`."""
+    return background_text(TaggedPrompt.from_words(words(script.prompt, tokenizer)))
 
 
 def _truncated_words(prompt: str, tokenizer: Tokenizer) -> list[tuple[str, float]]:
@@ -213,6 +234,11 @@ def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Ch
     )
     kind = EditKind.GLOBAL if is_global else EditKind.REWEIGHT if span.reweighted else _kind(old, new, span)
     return Hunk(kind, old.words_at(span.old), new.words_at(span.new), old.words_at(old_focus), new.words_at(new_focus))
+
+
+def _joins(hunk: Hunk) -> bool:
+    """Return whether a change is of words alone that join a list, as where one of its things was taken away."""
+    return all(word.text in _JOINING for word in (*hunk.old, *hunk.new))
 
 
 def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Change) -> EditKind:

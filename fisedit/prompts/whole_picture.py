@@ -54,11 +54,12 @@ _SCENES = _TIMES | word_set(
     "street park garden kitchen bedroom bathroom room studio space landscape scenery cityscape seascape skyline rain "
     "fog mist storm thunderstorm snowstorm blizzard sunshine lightning weather shore coast island valley savanna "
     "swamp cave farm countryside suburb lawn sand library museum office classroom restaurant cafe market stadium "
-    "candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest canyon tundra"
+    "candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest canyon tundra dunes"
 )
-_LOCATING = word_set("in at inside on within across through")
+_LOCATING = word_set("in at inside on within across through among amongst")
 """Prepositions after which a place is where all of the picture is; what is near, behind or under a place is in it."""
 _SURROUNDING = _LOCATING | word_set("under beneath during after before by amid amidst throughout until around")
+_LEADING = _SURROUNDING | word_set("by")
 _STYLE_NOUNS = word_set("style manner vein spirit tradition")
 _STYLE_ENDINGS = ("esque", "punk", "wave", "core", "ism")
 _ATTRIBUTES = word_set("hair eyes eye skin beard face body hands arms legs fur feathers wings ears tail clothes")
@@ -68,6 +69,24 @@ def object_words(s: TaggedPrompt) -> tuple[Word, ...]:
     """The nouns that name a thing in a place of its own; styles, media, scenes and times are none."""
     content = (i for i in range(len(s.words)) if s.roles[i] is WordClass.CONTENT and not _reason(_Phrase(s, i)))
     return s.words_at({k for i in content for k in head_of(s, i)})
+
+
+def background_text(s: TaggedPrompt) -> str:
+    """Return the phrases that concern the whole picture, as a prompt: its medium, style, scene, weather and time.
+
+    What they belong to is left out: of "a photo of a red cat on a beach" it is "a photo on a beach".
+
+    Args:
+        s: the prompt.
+    """
+    kept: set[int] = set()
+    for i, role in enumerate(s.roles):
+        if s.text(i) in _WEATHER and role is not WordClass.CONTENT:
+            kept.add(i)
+        elif role is WordClass.CONTENT and i == run_around(s, i)[-1] and _reason(phrase := _Phrase(s, i)):
+            leads = phrase.first - (phrase.before in _LEADING)
+            kept |= {*range(leads, i + 1)}
+    return " ".join(word.text for word in s.words_at(kept))
 
 
 def global_reason(s: TaggedPrompt, span: range, other_has_content: bool) -> str:

@@ -7,6 +7,7 @@ words, pictures or history.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from fisedit.sampling.step import DenoisingState, StepCallback, denoise
 from fisedit.sampling.step_runners import DenseRunner, FrameRunner, SparseRunner, UnrecordedRunner
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sparse.executor import UNetInputs, apply_guidance, mask_queries
-from fisedit.values import GenerationConfig, Step
+from fisedit.values import GenerationConfig, Step, next_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,9 +137,15 @@ def run_clip(
 
 
 def _edit_state(engine: Engine, source: Trajectory, edit: LatentEdit, *, linear: bool = False) -> DenoisingState:
-    """Return an edit before its first step; `linear` as in `Engine.sampler`."""
-    blend = LatentBlend(edit.cells, source, edit.config, edit.mode.start)
-    sampler = engine.sampler(edit.config, source, noises=blend.noises(), linear=linear)
+    """Return an edit before its first step; `linear` as in `Engine.sampler`.
+
+    What is erased begins with other noise than the source, whose noise would bring it back.
+    """
+    config = edit.config
+    if edit.mode.erases and config.seed == source.config.seed:
+        config = replace(config, seed=next_seed(config.seed))
+    blend = LatentBlend(edit.cells, source, config, edit.mode.start)
+    sampler = engine.sampler(config, source, noises=blend.noises(), linear=linear)
     trajectory = Trajectory(edit.config, text_keys=edit.text_keys, inpaint_inputs=edit.inpaint_inputs)
     trajectory.copy_first_steps(source, edit.mode.start, sampler)
     trajectory.latents.append(blend.first(sampler))

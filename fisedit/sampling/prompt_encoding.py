@@ -125,7 +125,7 @@ def encode_prompts(
     config: GenerationConfig,
     regional: Sequence[str],
     *,
-    reads_nothing: bool = False,
+    read: str | None = None,
 ) -> EncodedPrompt:
     """Encode a config's prompt and those of regions; says so where the encoder cannot read all of them.
 
@@ -134,7 +134,7 @@ def encode_prompts(
         encode: The encoder of its engine: maps a config's prompt to embeddings.
         config: The config of the picture.
         regional: prompts of regions.
-        reads_nothing: the edit reads no words, though later edits are made from the prompt's.
+        read: A prompt that the edit reads instead, though later edits are made from the config's; or None.
 
     Raises:
         SessionError: words that the prompt was made with are not loaded now, or others that it holds are.
@@ -145,7 +145,7 @@ def encode_prompts(
     with torch.inference_mode(), exclusive(pipe.text_encoder, pipe.tokenizer):
         textual_inversion.check_words(pipe, config, regional)
         encoded = encode(config)
-        read = encode(replace(config, prompt="")) if reads_nothing else None
+        own_read = None if read is None else encode(replace(config, prompt=read))
         own = tuple(encode(replace(config, prompt=prompt)) for prompt in regional)
         for name, prompt in prompts.items():
             parsed = parse(prompt)
@@ -157,10 +157,10 @@ def encode_prompts(
             if any(is_cut_off(chunk, pipe.tokenizer) for chunk in chunks[:MAX_CHUNKS]):
                 notes.append(f"a word of the {name} has more than 75 tokens, and its end is not read; shorten it")
         vocabulary, known = vocabulary_of(pipe), textual_inversion.loaded(pipe)
-        read_prompts = [] if reads_nothing else [config.prompt, *regional]
+        read_prompts = [config.prompt if read is None else read, *regional]
         if vocabulary:
             notes += filter(None, (vocabulary.note(parse(prompt).text, known) for prompt in read_prompts))
-    return EncodedPrompt(encoded, notes=tuple(notes), regional=own, read=read)
+    return EncodedPrompt(encoded, notes=tuple(notes), regional=own, read=own_read)
 
 
 def _guidance_notes(pipe: Model, config: GenerationConfig) -> tuple[str, ...]:

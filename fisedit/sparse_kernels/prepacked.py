@@ -6,8 +6,9 @@ weight that sparse steps multiply by, 1.6 GB of SD 1.5 in bf16. They take 8 % of
 off one of 15 %. Another copy of the convs of whole maps is 1 GB, and takes 3 % off a dense step. Weights are packed
 while half of the machine's memory is free. Others are reordered in every product, with the same result to the bit.
 
-In float32 oneDNN multiplies where it is faster than the library that torch takes (`tuning.prefers_onednn`). The weights
-of sparse steps are packed as well: 3.3 GB of SD 1.5, 9 to 13 % off a step of 5 %.
+In float32 oneDNN multiplies for sparse steps where it is faster than the library that torch takes
+(`tuning.prefers_onednn`). Their weights are packed as well: 3.3 GB of SD 1.5, 9 to 13 % off a step of 5 %. Dense steps
+stay diffusers' own, to the bit.
 
 A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does so. Maps and rows stay in bf16, and are widened for
 a large conv, or for a product with a large packed weight. The copies are then in float32, 3.3 GB, and the convs of
@@ -118,19 +119,19 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: [C_out, C_in], [C_out, C_in, 1, 1] or [C_out, C_in, 3, 3].
         bias: [C_out] or None.
     """
-    packed = _packed(weight, 2, lambda w: _ordered(matrix(w)))
+    packed = None if torch.is_grad_enabled() else _packed(weight, 2, lambda w: _ordered(matrix(w)))
     return _unpacked(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` of a whole map, for which a weight is packed only where products are widened.
+    """`F.linear` of a whole map, bit for bit where nothing is widened, as diffusers' pictures are.
 
     Args:
         x: [..., C_in].
         weight: [C_out, C_in].
         bias: [C_out] or None.
     """
-    return linear(x, weight, bias) if widens(x) else _unpacked(x, weight, bias)
+    return linear(x, weight, bias) if widens(x) else F.linear(x, weight, bias)
 
 
 def dense_conv(

@@ -76,6 +76,7 @@ from fisedit.values.generation_config import (
     make_adapter_use,
     make_generation_config,
     make_lora_entry,
+    next_seed,
     parse_adapter_references,
 )
 from fisedit.values.schedulers import SCHEDULER_LABELS, SchedulerName, num_timesteps, web_ui_scheduler
@@ -142,6 +143,7 @@ __all__ = [
     "make_adapter_use",
     "make_generation_config",
     "make_lora_entry",
+    "next_seed",
     "num_timesteps",
     "over_pixels",
     "parse_adapter_references",

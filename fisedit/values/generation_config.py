@@ -176,6 +176,11 @@ SIDE = (64, 2048)
 SEEDS = (0, 2**63 - 1)
 
 
+def next_seed(seed: int) -> int:
+    """The seed after one, for noise that shall be another."""
+    return (seed + 1) % (SEEDS[1] + 1)
+
+
 CLIP_SKIPS = (0, 11)
 
 

@@ -108,7 +108,45 @@ def test_it_keeps_what_is_outside_and_the_prompt(editor):
     assert words.mask.grid.any() and not words.mask.grid.all()
     editor.undo()
     told = editor.erase(Region.mask(SQUARE), prompt="a cat on a beach")
-    assert told.prompt == "a cat on a beach" and not same(told, result)
+    assert told.prompt == "a cat on a beach" and same(told, result)  # both read that there is a beach
+    editor.undo()
+    told = editor.erase(Region.mask(SQUARE), prompt="a cat and a hat on a beach")
+    assert not same(told, result)
+
+
+def test_words_that_remove_a_thing_erase_it(editor):
+    """Its region has a margin, its noise is other than the picture's, and what else the prompt names is not read."""
+    source = editor.current
+    removed = editor.edit("a cat on a beach")
+    check_outside(editor, removed, source)
+    assert removed.run.erases and removed.config.seed == source.config.seed
+    cells = editor._pipeline.requests.edit("a cat on a beach").region
+    editor.checkout(source.id)
+    bare = editor.preview("a cat on a beach", grow=-1).mask.grid
+    assert np.array_equal(dilate(bare, 1) & removed.mask.grid, dilate(bare, 1)) and cells.reads_words
+    by_hand = editor.erase(Region.mask(removed.mask.grid), prompt="a cat on a beach")
+    assert np.array_equal(removed.mask.grid, by_hand.mask.grid) and by_hand.run.erases
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"structure": 0.5}, {"strength": 0.5}, {"growth": 2}, {"prompt": "a cake on a beach, watercolor"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_words_that_do_more_than_remove_a_thing_edit_it(editor, options):
+    assert not editor.edit(**{"prompt": "a cat on a beach", "mask": SQUARE} | options).run.erases
+
+
+def test_a_removal_and_its_way_back(editor, tmp_path):
+    removed = editor.edit("a cat on a beach", mask=SQUARE)
+    over = editor.edit("a dog on a beach", mask=np.roll(SQUARE, 2, 1))
+    editor.undo()
+    editor._trajectory_cache.drop([removed.id])
+    assert same(editor.edit("a dog on a beach", mask=np.roll(SQUARE, 2, 1)), over)
+    editor.checkout(removed.id)
+    editor.write(tmp_path / "removed.png")
+    remade = Editor.remake(Image.open(tmp_path / "removed.png"), local_files_only=True)
+    assert same(remade.current, removed) and remade.current.run.erases
 
 
 def test_a_large_region_is_erased_sparsely_too(editor):
