@@ -7,7 +7,7 @@ and a dense run's shared branch counted with its text, since; a region of low co
 of a transformer's norm what each row has part in its statistics is recorded, and shifted after dense steps; notes tell
 why an edit ran dense; the demo model is another; cells beside a mask show the edit;
 a step's fixed cost is counted by its layers, by which schedules are chosen; edits keep fewer bytes; oneDNN
-multiplies float32 on AMD's CPUs.)
+multiplies float32 of sparse steps on AMD's CPUs; words that remove a thing erase it.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from PIL import Image
 from tests.golden.cases import CASES, HERE, INPUTS, RECIPE, Bench, load
 from tests.golden.outcome import machine, save
 
-MADE_AT = "9e8812c"
+MADE_AT = "d2192be"
 INDEX, PICTURES = HERE / "golden.json", HERE / "pictures"
 _PACKAGES = ("diffusers", "transformers", "peft", "numpy", "pillow")
 
