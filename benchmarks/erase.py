@@ -1,6 +1,7 @@
 """`python -m benchmarks.erase`: things of drawn scenes are erased, beside inpainting, with the truth behind them.
 
-Methods get the same true cells, or find them by words. Whether the thing is gone, the scene classifier says. Knows the editor and scenes.
+Methods get the same true cells, or find them by words. Whether the thing is gone, the scene classifier says. Knows the
+editor and scenes.
 """
 
 from __future__ import annotations
