@@ -91,7 +91,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
             top: pixels to add.
             right: pixels to add.
             bottom: pixels to add.
-            prompt: what the larger picture shows; None for the current prompt.
+            prompt: what the larger picture shows; None for the current prompt, of which the background alone is added.
             seed: seed of the noise of what is added.
             quality: "fast", "balanced" or "close", as in `edit`.
             on_step: called before every step, as in `edit`.
@@ -116,7 +116,10 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
                 reference=self._engine.references.picture_of(config.like, REFERENCE),
                 on_step=on_step,
             )
-            return self.edit(words, region=Region.border(*widths), seed=seed, quality=quality, on_step=on_step)
+            border = Region.border(*widths)
+            if words == now.prompt:  # whose things are there already
+                return self.erase(border, seed=seed, quality=quality, on_step=on_step)
+            return self.edit(words, region=border, seed=seed, quality=quality, on_step=on_step)
 
     @classmethod
     def resume(

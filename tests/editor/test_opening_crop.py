@@ -213,6 +213,12 @@ def test_a_larger_canvas_keeps_every_pixel_and_paints_the_border(editor):
     assert editor.undo() is source
 
 
+def test_a_larger_canvas_shows_things_again_where_words_name_others(editor):
+    editor.generate(CAT, seed=7, num_inference_steps=4)
+    assert editor.extend(right=32).run.erases
+    assert not editor.extend(right=32, prompt=DOG).run.erases
+
+
 def test_a_photograph_of_odd_sides_is_extended_at_full_resolution(editor):
     picture = photo(size=(601, 403))
     editor.open(picture, CAT, **QUICK)
