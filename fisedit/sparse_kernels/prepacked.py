@@ -102,7 +102,8 @@ def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: [C_out] or None.
     """
     packed = None
-    if x.is_contiguous(memory_format=torch.channels_last) and not widens(x):
+    is_bf16 = x.dtype is torch.bfloat16  # in float32 a packed conv is not diffusers' to the bit
+    if is_bf16 and x.is_contiguous(memory_format=torch.channels_last) and not widens(x):
         packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))
     if packed is None:
         return conv(x, weight, bias, padding=1)
@@ -149,7 +150,7 @@ class Matrix:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._packed = _can_pack(weight)
+        self._packed = weight.dtype is torch.bfloat16 and _can_pack(weight)
         self._weight = _ordered(weight) if self._packed else weight
 
     def linear(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:

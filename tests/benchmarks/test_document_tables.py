@@ -20,8 +20,8 @@ DOCUMENTS = [
 
 COMMANDS = {
     f"bench {name}"
-    for name in "adapters costs drive edit erase fidelity looks masks picks quality records tiers".split()
-} | {"-m benchmarks.edit_bytes"}
+    for name in "adapters costs drive edit edit_bytes erase fidelity looks masks picks quality records tiers".split()
+}
 """Commands whose reports documents quote."""
 
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}

@@ -8,13 +8,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fisedit.sparse_kernels import tuning
+from fisedit.sparse_kernels import prepacked, tuning
 
 
 def counted(run) -> int:
     """Multiply-accumulates by torch; its plain attention and linear layers, for the counter knows no other ones."""
-    torch_linear = mock.patch.object(tuning, "prefers_onednn", return_value=False)
-    with torch_linear, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    linear = mock.patch.object(tuning, "prefers_onednn", return_value=False)
+    unpacked = mock.patch.object(prepacked, "_packed", return_value=None)
+    with linear, unpacked, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops() // 2
 
