@@ -139,7 +139,7 @@ def run_clip(
 def _edit_state(engine: Engine, source: Trajectory, edit: LatentEdit, *, linear: bool = False) -> DenoisingState:
     """Return an edit before its first step; `linear` as in `Engine.sampler`.
 
-    What is erased begins with other noise than the source, whose noise would bring it back.
+    What is erased begins with other noise than the source.
     """
     config = edit.config
     if edit.mode.erases and config.seed == source.config.seed:
