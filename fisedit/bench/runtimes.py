@@ -76,7 +76,7 @@ def compile_openvino(model: Any, dtype: str) -> Network:
 def _refusals() -> Iterator[None]:
     """Raise what OpenVINO raises as RuntimeError, and keep it from reporting its use over the network.
 
-    It reports where nobody refused, but not in a run of a CI.
+    Without an opt-out it sends reports, except in a run of a CI.
     """
     before = os.environ.get("CI")
     os.environ["CI"] = "true"
