@@ -112,6 +112,7 @@ class Config:
         start: a folder with a pipeline whose weights are trained on wherever they have the right shape, "" for none.
         products: what convolutions multiply on a CPU: "fp32", or "bf16" where the CPU is fast at it (sums stay fp32).
         start_without: what is initialised anew all the same: "text_encoder", or parts of the names of UNet weights.
+        frozen: "text_encoder" where its weights stay as they start, as Stable Diffusion's did.
     """
 
     seed: int
@@ -123,6 +124,7 @@ class Config:
     denoiser: Denoiser
     products: str = "fp32"
     start_without: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
 
 T = TypeVar("T")
@@ -142,6 +144,7 @@ def load_config(path: Path) -> Config:
         seed=table.get("seed", 0),
         start=table.get("start", ""),
         start_without=tuple(table.get("start_without", ())),
+        frozen=tuple(table.get("frozen", ())),
         scenes=_build(Scenes, table.get("scenes", {})),
         autoencoder=_stage(Autoencoder, table, "autoencoder"),
         decoder=_stage(Decoder, table, "decoder"),

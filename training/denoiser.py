@@ -1,4 +1,4 @@
-"""The denoiser's training stage: text encoder and UNet together, objective and grounding. Knows nothing of drawing."""
+"""The denoiser's training stage: text encoder, unless it is frozen, and UNet; objective and grounding. Knows nothing of drawing."""
 
 from pathlib import Path
 from typing import cast
@@ -59,6 +59,8 @@ class DenoiserStage:
         if "text_encoder" not in config.start_without and (Path(config.start) / "text_encoder").is_dir():
             adopt_words(text_encoder, Path(config.start))
         parts: dict[str, nn.Module] = {"text_encoder": text_encoder, "unet": unet}
+        for name in config.frozen:
+            parts[name].requires_grad_(False)
         self.model: nn.Module = nn.ModuleDict(parts).to(device)
         if device.type == "cpu":
             convolve_linears(self.model)

@@ -167,6 +167,18 @@ def test_parts_of_the_start_can_be_left_out(tmp_path: Path) -> None:
     assert changed == {name for name in started if "attn2.to_q" in name}
 
 
+def test_a_frozen_text_encoder_stays_as_it_was(tmp_path: Path) -> None:
+    autoencoder = small_autoencoder()
+    scenes = encode_scenes(autoencoder, 1, 2, close=True)
+    stage = DenoiserStage(replace(CONFIG, frozen=("text_encoder",)), PLAN, autoencoder, scenes, scenes, CPU)
+    before = {name: weight.clone() for name, weight in stage.model.state_dict().items()}
+    trained = train(stage, PLAN, tmp_path, CPU).state_dict()
+    stayed = {name.split(".")[0] for name in before if torch.equal(before[name], trained[name])}
+    changed = {name.split(".")[0] for name in before if not torch.equal(before[name], trained[name])}
+    assert "text_encoder" in stayed
+    assert changed == {"unet"}
+
+
 def test_a_phase_takes_batches_of_its_own_plan() -> None:
     autoencoder, sizes = small_autoencoder(), []
     scenes = encode_scenes(autoencoder, 1, 2, close=True)
