@@ -1,4 +1,4 @@
-"""The denoiser's training stage: text encoder (unless frozen) and UNet, objective, grounding. Knows nothing of drawing."""
+"""The denoiser's stage: text encoder (unless frozen) and UNet, objective and grounding. Knows nothing of drawing."""
 
 from pathlib import Path
 from typing import cast
