@@ -17,7 +17,7 @@ import numpy as np
 
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
 from fisedit.masking.masks import bounding_boxes, clean_mask, confidence, otsu
-from fisedit.prompts.word_classes import ENLARGING, REDUCING
+from fisedit.prompts.word_classes import ENLARGING, REDUCING, WEARING
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditMask, MaskSource
 
@@ -141,8 +141,11 @@ def _localize(
         other_objects[:] = False
         boundary_ratio, width = LOW_CONFIDENCE_BOUNDARY_RATIO, LOW_CONFIDENCE_BOUNDARY_WIDTH
     elif not hunk.focus_old and (inside & other_objects).sum() > inside.sum() / 2:
-        # The inserted object is on an object that stays, as a hat is.
-        other_objects[:] = False
+        if WEARING & {word.text for word in hunk.new}:  # it is on an object that stays, as a hat is
+            other_objects[:] = False
+        else:  # it takes the place beside them where it is looked for most
+            heatmap = np.where(other_objects, heatmap.min(), heatmap)
+            inside, separation = otsu(heatmap)
     inside = clean_mask(inside & ~other_objects, dilation=0)
     boundary = above_li(heatmap, boundary_ratio)
     for _ in range(round(width * min(heatmap.shape))):

@@ -37,6 +37,8 @@ _STOP = DETERMINERS | _PREPOSITIONS | _FUNCTION_WORDS
 OPENING = word_set("in as like into is")
 # Their object alone is new, not their subject.
 _CARRYING_VERBS = word_set("wearing holding carrying wears holds carries")
+WEARING = _CARRYING_VERBS | word_set("with on atop over")
+"""Words between a thing and what it wears or carries, or what lies on it."""
 _VERBS = _CARRYING_VERBS | word_set(
     "sits sat stands stood runs ran walks walked jumps jumped eats ate drinks sleeps "
     "slept flies flew plays played rides rode reads looked watches watched chases chased swims swam "

@@ -335,6 +335,15 @@ def test_what_sits_on_a_thing_that_stays_may_take_its_cells():
     assert iou(worn.grid, head) > 0.6
 
 
+@pytest.mark.parametrize(("joined", "covers"), [("and a cake", False), ("with a cake", True)])
+def test_what_comes_beside_a_thing_leaves_its_cells_though_it_would_look_there(joined: str, covers: bool):
+    over, beside = square(32, 32, 5, 5, 7), square(32, 32, 5, 16, 6)
+    looked_for = {"cat": OLD, "cake": np.maximum(0.6 * over, 0.4 * beside)}
+    mask = found(f"a cat {joined} on a beach", {"cat": OLD}, looked_for, "a cat on a beach", noise=0.02)
+    assert bool((mask.grid & over).any()) is covers
+    assert covers or ((mask.grid >= beside) & (mask.grid <= dilate(beside, 2))).all()
+
+
 def test_places_and_times_own_nothing():
     named = object_words(
         TaggedPrompt.from_words(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER))
