@@ -1,12 +1,13 @@
 """`python -m benchmarks.peak_memory`: memory that a source and an edit take at most, beside plain diffusers.
 
-Every run is a process of its own, which loads one folder: SD 1.5's architecture with random weights in float32, if no
-model is named. Memory is resident: anonymous, which the process made, or mapped pages of files, which the system may
-drop. Plain diffusers keeps the weights of a file of the same precision mapped. Only Linux tells all of this.
+Every run is a process of its own, which loads one folder: SD 1.5's architecture with random weights in the precision
+that is measured, if no model is named. Memory is resident: anonymous, which the process made, or mapped pages of files,
+which the system may drop. Plain diffusers keeps weights mapped that it need not convert. Only Linux tells all of this.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,12 +38,15 @@ T = TypeVar("T")
 
 PLAIN = "plain diffusers"
 
+_UNPACKED = "FISEDIT_PACK=0"
+
 RUNS: dict[str, dict[str, Any]] = {
-    "auto": {},
-    "int4": {"cache_dtype": "int4"},
-    "int4, on disk": {"cache_dtype": "int4", "max_recorded_bytes": 0},
+    "as installed": {},
+    _UNPACKED: {},
+    f"{_UNPACKED}, int4": {"cache_dtype": "int4"},
+    f"{_UNPACKED}, on disk": {"max_recorded_bytes": 0},
 }
-"""Name of a run of ours -> what `Editor.from_pretrained` is given."""
+"""Name of a run of ours, which begins with the variable that it sets -> what `Editor.from_pretrained` is given."""
 
 LOAD, SOURCE, EDIT = "load", "source", "edit"
 
@@ -68,11 +72,11 @@ def measure_peak_memory(settings: SpeedSettings, on_step: OnStep | None = None) 
     runs = [(dtype, name) for dtype in dtypes for name in (PLAIN, *RUNS)]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        folder = _model_folder(settings.model, Path(name))
         for i, (dtype, run) in enumerate(runs):
             if on_step is not None:
                 on_step(i, len(runs), None)
             measure = _measure_plain if run == PLAIN else _measure_ours
+            folder = _model_folder(settings.model, Path(name) / _name(dtype), dtype)
             rows.append(_in_a_process(partial(measure, run, folder, dtype, settings)))
     return {
         "settings": {
@@ -88,16 +92,17 @@ def measure_peak_memory(settings: SpeedSettings, on_step: OnStep | None = None) 
     }
 
 
-def _model_folder(model: str | None, folder: Path) -> str:
-    """The folder or name of the model; random weights are written to a folder."""
+def _model_folder(model: str | None, folder: Path, dtype: torch.dtype) -> str:
+    """The folder or name of the model; random weights are written to a folder once."""
     if model is not None:
         return str(locate(model) or model)
-    _in_a_process(partial(_write_random, folder))
+    if not folder.exists():
+        _in_a_process(partial(_write_random, folder, dtype))
     return str(folder)
 
 
-def _write_random(folder: Path) -> None:
-    pipe = random_pipeline(torch.device("cpu"), torch.float32)
+def _write_random(folder: Path, dtype: torch.dtype) -> None:
+    pipe = random_pipeline(torch.device("cpu"), dtype)
     for part in (pipe.unet, pipe.vae):
         part.to(memory_format=torch.contiguous_format)
     pipe.save_pretrained(folder)
@@ -128,6 +133,8 @@ def _measure_plain(run: str, folder: str, dtype: torch.dtype, settings: SpeedSet
 
 
 def _measure_ours(run: str, folder: str, dtype: torch.dtype, settings: SpeedSettings) -> Row:
+    if run.startswith(_UNPACKED):
+        os.environ["FISEDIT_PACK"] = "0"  # of this process, which ends with the run
     peaks = _Peaks()
     with peaks.stage(LOAD):
         editor = Editor.from_pretrained(folder, device="cpu", dtype=dtype, **RUNS[run])
