@@ -198,6 +198,31 @@ def edit_bytes(
 
 
 @_study
+def peak_memory(
+    model: opt.BenchModel = None,
+    area: own.EditArea = 25,
+    size: opt.Size = 512,
+    num_inference_steps: opt.Steps = 20,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Measure the memory that a source and an edit take at most on a CPU, beside plain diffusers."""
+    settings = SpeedSettings(
+        model=model,
+        areas=(area / 100,),
+        size=size,
+        num_inference_steps=num_inference_steps,
+        dtype=dtype,
+        local_files_only=local_files_only,
+    )
+    with measurement(output) as on_step:
+        report = import_module("benchmarks.peak_memory").measure_peak_memory(settings, on_step)
+    show_report(report, output, json, "summary")
+
+
+@_study
 def tiers(
     model: opt.BenchModel = None,
     size: opt.Size = 512,

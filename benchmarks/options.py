@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Option
 
 Families = Annotated[str, Option(help="Families of adapters, with commas between.")]
+EditArea = Annotated[float, Option("--area", min=0.1, max=100, help="Share of the picture that the edit covers, in %.")]
 Edits = Annotated[int, Option(min=1, max=700, help="How many word swaps to measure.")]
 QualityEdits = Annotated[int, Option("--edits", min=1, max=5000, help="How many edits to make and measure.")]
 Kinds = Annotated[str, Option(help="Kinds of drawn edits, with commas between; all without it, as delete or swap.")]

@@ -106,9 +106,10 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
     expected = _expected(kind, config, path)
     check_shapes(label, expected, found, "config and weights do not match" if own else "load one for this model")
     _check_read(label, path, unread(shapes, origins(traced, expected) | scale_names(shapes)))
-    tensors = naming(unscaled(read_tensors(files), torch.float32))
+    read = read_tensors(files)
+    tensors = naming(unscaled(read, torch.float32))
     check_finite(f"the {label}", tensors)
-    network = build(label, lambda: _made(kind, config), tensors, torch.float32)
+    network = build(label, lambda: _made(kind, config), tensors, torch.float32, read.drop_pages)
     return {T2I_ADAPTER: T2IAdapterReader, CONTROL_NET: ControlNetReader}[kind](network)
 
 

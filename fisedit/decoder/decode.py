@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.unets.unet_2d_blocks import UpDecoderBlock2D
 from diffusers.models.upsampling import Upsample2D
 from PIL import Image
 from torch import Tensor, nn
@@ -28,6 +31,7 @@ from fisedit.errors import NumericsError
 from fisedit.features.cache import CachedFeatures, FeatureOverlay, StepFeatures
 from fisedit.features.sites import decoder_sites
 from fisedit.machine.device import advice_on_overflow
+from fisedit.machine.malloc import return_freed_memory
 from fisedit.machine.stopwatch import span
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import attention_block, resampler, resnet
@@ -101,7 +105,10 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderCac
     replacements += [
         (norm, partial(_record_norm, sums, statistics, shape, name, norm)) for name, norm in fine_norms(vae)
     ]
-    with injected(vae, [*replacements, *_fine_convs(vae)]):
+    replacements += [*_fine_layers(vae), (vae.decoder, partial(_decoded, vae.decoder))]
+    if latents.device.type == "cpu":
+        return_freed_memory()  # the large maps below do not fit into its gaps
+    with injected(vae, replacements):
         sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
     picture = _picture(sample)
     return picture, DecoderCache(features, picture, sums, statistics)
@@ -339,7 +346,7 @@ class SparseDecoder:
         vae = self.vae
         norms = [(norm, partial(self._norm, name, norm)) for name, norm in fine_norms(vae)]
         upsamplers = [block.upsamplers[0] for block in vae.decoder.up_blocks[COARSE_LEVELS:-1]]
-        return [*norms, *((module, lambda x, *_, **__: x) for module in upsamplers), *_fine_convs(vae)]
+        return [*norms, *((module, lambda x, *_, **__: x) for module in upsamplers), *_fine_layers(vae)]
 
     def _norm(self, name: str, norm: nn.GroupNorm, x: Tensor) -> Tensor:
         """GroupNorm under the whole map's statistics, with the box's own cells exchanged for the new ones."""
@@ -356,6 +363,27 @@ class SparseDecoder:
 def crop(x: Tensor, box: Box) -> Tensor:
     """A rectangle of a map [1, C, H, W], channels-last."""
     return x[(..., *box.slices)].contiguous(memory_format=torch.channels_last)
+
+
+def _decoded(decoder: Any, x: Tensor, *_: Any) -> Tensor:
+    """Run a decoder layer by layer as its own forward does, to the bit, and keep no map longer than it is read."""
+    x = decoder.mid_block(decoder.conv_in(x))
+    for block in decoder.up_blocks:
+        is_plain = type(block) is UpDecoderBlock2D
+        for layer in (*block.resnets, *(block.upsamplers or ())) if is_plain else (block,):
+            x = layer(x, None)
+    out: Tensor = decoder.conv_out(decoder.conv_act(decoder.conv_norm_out(x)))
+    return out
+
+
+def _resnet(block: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """A decoder's resnet as its own forward is, to the bit, but with its sum in place and no map kept too long."""
+    hidden = block.nonlinearity(block.norm1(x))
+    hidden = block.conv1(hidden)
+    hidden = block.nonlinearity(block.norm2(hidden))
+    hidden = block.conv2(hidden)
+    out: Tensor = hidden.add_(x if block.conv_shortcut is None else block.conv_shortcut(x))
+    return out if block.output_scale_factor == 1 else out / block.output_scale_factor
 
 
 def _record_norm(
@@ -377,11 +405,14 @@ def fine_norms(vae: AutoencoderKL) -> list[tuple[str, nn.GroupNorm]]:
     return [(name, m) for name, m in _fine_modules(vae) if isinstance(m, nn.GroupNorm)]
 
 
-def _fine_convs(vae: AutoencoderKL) -> list[Replacement]:
-    """The convs of the fine levels, that of the upsampler before them included, by `recording.apply_conv`."""
+def _fine_layers(vae: AutoencoderKL) -> list[Replacement]:
+    """The convs of the fine levels, that of the upsampler before them included, by `recording.apply_conv`; and resnets
+    and activations in place: an activation's input is a norm's output, which nothing else reads."""
     first = vae.decoder.get_submodule(LAST_COARSE).conv
-    convs = [m for _, m in _fine_modules(vae) if isinstance(m, nn.Conv2d)]
-    return [(conv, partial(apply_conv, conv)) for conv in (first, *convs)]
+    modules = [m for _, m in _fine_modules(vae)]
+    replaced: list[Replacement] = [(m, partial(_resnet, m)) for m in modules if isinstance(m, ResnetBlock2D)]
+    replaced += [(m, partial(F.silu, inplace=True)) for m in dict.fromkeys(modules) if isinstance(m, nn.SiLU)]
+    return replaced + [(m, partial(apply_conv, m)) for m in (first, *modules) if isinstance(m, nn.Conv2d)]
 
 
 def _fine_modules(vae: AutoencoderKL) -> list[tuple[str, nn.Module]]:

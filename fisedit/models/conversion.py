@@ -154,14 +154,21 @@ def unscaled(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
     return found
 
 
-def build(part: str, make: Callable[[], M], tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> M:
-    """Build a module of diffusers or transformers that holds a file's tensors.
+def build(
+    part: str,
+    make: Callable[[], M],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
+    copied: Callable[[], None] | None = None,
+) -> M:
+    """Build a module of diffusers or transformers with copies of a file's tensors, those of convs channels_last.
 
     Args:
         part: Its name in messages.
         make: Returns the module with weights of its own, which are given no memory.
         tensors: The tensors under today's names; `validation.check_shapes` has checked them.
         dtype: The dtype of the module; None for the file's.
+        copied: Called after every copy, so that what was read can be released before the next.
 
     Raises:
         ModelError: A weight is of whole numbers, as quantised ones are.
@@ -174,10 +181,18 @@ def build(part: str, make: Callable[[], M], tensors: Mapping[str, Tensor], dtype
     if whole := next((name for name, tensor in own.items() if not tensor.is_floating_point()), None):
         kind = str(own[whole].dtype).removeprefix("torch.")
         raise ModelError(f"the {part}'s {whole} must be floating point, got {kind}; get a file that is not quantised")
-    # copied, as the tensors of a file are pages of it and would change with it
-    own = {name: tensor.to(dtype or tensor.dtype, copy=True) for name, tensor in own.items()}
+    for name, tensor in own.items():
+        own[name] = _copy(tensor, dtype or tensor.dtype)
+        if copied is not None:
+            copied()
     module.load_state_dict(own, assign=True)
     return module.eval().requires_grad_(False)
+
+
+def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of its own, as those of a file are pages of it and would change with it; channels_last if of a conv."""
+    is_laid_out = tensor.ndim != 4 or tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.to(dtype, copy=True, memory_format=torch.preserve_format if is_laid_out else torch.channels_last)
 
 
 def check_finite(whose: str, tensors: Mapping[str, Tensor]) -> None:

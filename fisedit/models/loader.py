@@ -7,7 +7,7 @@ classes named here are built, and only safetensors are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
@@ -143,9 +143,10 @@ def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Stab
         expected, found = _shapes_of(part, json.dumps(config)), converted(part, traced, config, open_clip=is_sd2)
         checks.check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
         read |= origins(found, expected)
-    tensors = unscaled(read_tensors(files), dtype)
+    mapped = read_tensors(files)
+    tensors = unscaled(mapped, dtype)
     modules = {
-        part: _build(part, config, converted(part, tensors, config, open_clip=is_sd2), dtype)
+        part: _build(part, config, converted(part, tensors, config, open_clip=is_sd2), dtype, mapped.drop_pages)
         for part, config in configs.items()
     }
     pipe = _assemble(folder, modules, told.scheduler)
@@ -225,8 +226,9 @@ class _Part:
 
     def load(self, dtype: torch.dtype) -> nn.Module:
         """Return the module."""
-        tensors = current_names(self._part, unscaled(read_tensors(self._files), dtype))
-        return _build(self._part, self._config, tensors, dtype)
+        mapped = read_tensors(self._files)
+        tensors = current_names(self._part, unscaled(mapped, dtype))
+        return _build(self._part, self._config, tensors, dtype, mapped.drop_pages)
 
 
 def _assemble(
@@ -281,7 +283,8 @@ def _load_vae(path: Path, dtype: torch.dtype, variant: str | None = None) -> tup
     unread = checks.unread(shapes, origins(traced, expected) | scale_names(shapes))
     model = any(name.startswith("model.diffusion_model.") for name in shapes)  # whose VAE alone is asked for
     notes = () if model else checks.unread_note(path, unread)
-    return _build("vae", config, change(unscaled(read_tensors(files), dtype)), dtype), notes
+    mapped = read_tensors(files)
+    return _build("vae", config, change(unscaled(mapped, dtype)), dtype, mapped.drop_pages), notes
 
 
 def _converted_vae(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -358,8 +361,14 @@ def _module(part: str, config: Mapping[str, Any]) -> nn.Module:
     return module
 
 
-def _build(part: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> nn.Module:
-    return build(part, lambda: _module(part, config), tensors, dtype)
+def _build(
+    part: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    copied: Callable[[], None],
+) -> nn.Module:
+    return build(part, lambda: _module(part, config), tensors, dtype, copied)
 
 
 def _check_finite(pipe: StableDiffusionPipeline, dtype: torch.dtype) -> None:

@@ -6,9 +6,11 @@ Knows nothing of architectures. No function here executes or unpickles anything.
 from __future__ import annotations
 
 import json
+import mmap as memory_map
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,25 @@ PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 _SAFETENSORS = ".safetensors"
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 _SPECIAL_TOKENS = 100  # upper bound of words without merges: start and end of text, added tokens
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""Dtypes of safetensors -> torch's."""
+
+MADV_DONTNEED = getattr(memory_map, "MADV_DONTNEED", None)
+"""The advice that drops pages; None where the system has none."""
+
 _LFS = b"version https://git-lfs"
 _PICKLE_STARTS = (b"PK\x03\x04", *(b"\x80" + bytes([protocol]) for protocol in range(6)))
 
@@ -52,15 +73,52 @@ def read_shapes(*paths: Path) -> Shapes:
     return found
 
 
-def read_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Read the tensors of safetensors files whose headers `read_shapes` has read.
+class FileTensors(dict[str, "Tensor"]):
+    """Tensors of safetensors files by name, which are mapped pages of the files.
+
+    Args:
+        paths: One file, or all parts of one, whose headers `read_shapes` has read.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        super().__init__()
+        self._mapped = [self._map(path) for path in paths]
+
+    def _map(self, path: Path) -> mmap:
+        """A file's pages, of which tensors are added."""
+        import torch
+
+        with path.open("rb") as file:
+            mapped = mmap(file.fileno(), 0, access=ACCESS_COPY)  # torch warns of pages that cannot be written
+        start = 8 + int.from_bytes(mapped[:8], "little")
+        header = json.loads(mapped[8:start])
+        header.pop("__metadata__", None)
+        for name, told in header.items():
+            if told["dtype"] not in _DTYPES:
+                raise ModelError(f"{path} has {name} in {told['dtype']}; get a file in F32, F16 or BF16")
+            dtype, shape, (begin, end) = getattr(torch, _DTYPES[told["dtype"]]), told["shape"], told["data_offsets"]
+            count = (end - begin) // dtype.itemsize
+            flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + begin) if count else torch.empty(0)
+            self[name] = flat.to(dtype).view(shape)
+        return mapped
+
+    def drop_pages(self) -> None:
+        """Release the memory of pages that were read; the files' other readers keep theirs."""
+        if MADV_DONTNEED is not None:
+            for mapped in self._mapped:
+                mapped.madvise(MADV_DONTNEED)
+
+
+def read_tensors(paths: Iterable[Path]) -> FileTensors:
+    """Return the tensors of safetensors files whose headers `read_shapes` has read.
 
     Args:
         paths: One file, or all parts of one.
-    """
-    from safetensors.torch import load_file
 
-    return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    Raises:
+        ModelError: A tensor is of a dtype that no model of Stable Diffusion has.
+    """
+    return FileTensors(paths)
 
 
 def read_metadata(path: Path) -> Mapping[str, str]:

@@ -48,23 +48,22 @@ def own_forward(site: LayerSite, x: Tensor) -> Tensor:
 
 
 def apply_layer(layer: nn.Module, x: Tensor) -> Tensor:
-    """Run a linear layer or a conv on a whole map; the kernels may keep a packed copy of its weight."""
+    """Run a linear layer or a conv on a whole map."""
     if type(layer) is nn.Linear:
         return ops.dense_linear(x, layer.weight, layer.bias)
-    return apply_conv(layer, x, prepack=is_3x3(layer, 1))
+    return apply_conv(layer, x)
 
 
-def apply_conv(layer: nn.Module, x: Tensor, *, prepack: bool = False) -> Tensor:
+def apply_conv(layer: nn.Module, x: Tensor) -> Tensor:
     """Run a conv on a map by the kernels; any other layer by its class's forward.
 
     Args:
         layer: A layer of a model.
         x: [B, C, H, W].
-        prepack: the kernels may keep a packed copy of the weight.
     """
     if type(layer) is nn.Conv2d and (layer.kernel_size == (1, 1) or is_3x3(layer, layer.stride[0])):
         stride, padding = layer.stride[0], int(layer.padding[0])
-        return ops.dense_conv(x, layer.weight, layer.bias, stride, padding, prepack=prepack)
+        return ops.dense_conv(x, layer.weight, layer.bias, stride, padding)
     out: Tensor = type(layer).forward(layer, x)
     return out
 

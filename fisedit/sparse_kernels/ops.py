@@ -158,13 +158,10 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def dense_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, *, prepack: bool = False
-) -> Tensor:
+def dense_conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
     """A convolution of a whole map; see `reference.dense_conv`."""
     assert x.ndim == 4 and x.shape[1] == weight.shape[1], (x.shape, weight.shape)
-    assert not prepack or (stride, padding) == (1, 1), (stride, padding)
-    result: Tensor = _kernels("dense_conv", x).dense_conv(x, weight, bias, stride, padding, prepack=prepack)
+    result: Tensor = _kernels("dense_conv", x).dense_conv(x, weight, bias, stride, padding)
     return result
 
 

@@ -3,23 +3,23 @@
 With few rows, reordering a weight takes longer than the product, so that reordered copies are kept. Only parameters are
 packed: one that was written to gets new copies, and its copies are dropped with it. They cost a second copy of every
 weight that sparse steps multiply by, 1.6 GB of SD 1.5 in bf16. They take 8 % off a step of 5 % of the picture, and 4 %
-off one of 15 %. Another copy of the convs of whole maps is 1 GB, and takes 3 % off a dense step. Weights are packed
-while half of the machine's memory is free. Others are reordered in every product, with the same result to the bit.
+off one of 15 %. Dense steps have none: 1 GB would take 3 % off one. Weights are packed while half of the machine's
+memory is free, unless FISEDIT_PACK=0. Others are reordered in every product, with the same result to the bit.
 
 In float32 oneDNN multiplies for sparse steps where it is faster than the library that torch takes
 (`tuning.prefers_onednn`). Their weights are packed as well: 3.3 GB of SD 1.5, 9 to 13 % off a step of 5 %. Dense steps
 stay diffusers' own, to the bit.
 
 A CPU that multiplies faster in float32 (`tuning.prefers_fp32`) does so. Maps and rows stay in bf16, and are widened for
-a large conv, or for a product with a large packed weight. The copies are then in float32, 3.3 GB, and the convs of
-whole maps have none. On a Xeon that takes a quarter off sparse steps and a third off dense ones.
+a large conv, or for a product with a large packed weight. The copies are then in float32, 3.3 GB. On a Xeon that takes
+a quarter off sparse steps and a third off dense ones.
 
 Knows tensors and weights; no modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 from functools import cache
 from weakref import ref
@@ -31,9 +31,6 @@ from torch import Tensor
 from fisedit.machine.device import memory_bytes, write_count
 from fisedit.machine.hardware import available_bytes
 from fisedit.sparse_kernels import tuning
-
-SAME_SIZE = [1, 1]
-"""Padding, stride and dilation of a 3x3 conv that keeps a map's size."""
 
 MIN_WIDENED_NUMEL, MIN_WIDENED_MACS = 800_000, 1 << 29
 """Numbers of a weight, and multiply-accumulates of a conv of a whole map, from which they are widened. Smaller ones
@@ -64,17 +61,11 @@ class _Copy:
     packed: Tensor
 
 
-_copies: dict[tuple[int, int], _Copy] = {}
-"""(A weight's id, dimensions of what is multiplied by it) -> its copy."""
+_copies: dict[int, _Copy] = {}
+"""A weight's id -> its copy."""
 
 
-def conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: int = 1,
-    padding: int = 0,
-) -> Tensor:
+def conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
     """`F.conv2d`, bit for bit where nothing is widened.
 
     Args:
@@ -93,25 +84,6 @@ def conv(
     return F.conv2d(x.float(), weight.float(), _widened(bias), stride, padding).to(x.dtype)
 
 
-def conv3x3(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`conv` of a whole map with a padding of 1, by a packed copy of the weight.
-
-    Args:
-        x: [B, C_in, H, W].
-        weight: [C_out, C_in, 3, 3].
-        bias: [C_out] or None.
-    """
-    packed = None
-    is_bf16 = x.dtype is torch.bfloat16  # in float32 a packed conv is not diffusers' to the bit
-    if is_bf16 and x.is_contiguous(memory_format=torch.channels_last) and not widens(x):
-        packed = _packed(weight, x.ndim, lambda w: _ordered_conv(w, x.shape))
-    if packed is None:
-        return conv(x, weight, bias, padding=1)
-    convolve = torch.ops.mkldnn._convolution_pointwise.default  # noqa: SLF001 (torch has no public name)
-    out: Tensor = convolve(x, packed, bias, SAME_SIZE, SAME_SIZE, SAME_SIZE, 1, "none", [], "")
-    return out
-
-
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, in bf16 bit for bit where nothing is widened.
 
@@ -120,7 +92,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: [C_out, C_in], [C_out, C_in, 1, 1] or [C_out, C_in, 3, 3].
         bias: [C_out] or None.
     """
-    packed = None if torch.is_grad_enabled() else _packed(weight, 2, lambda w: _ordered(matrix(w)))
+    packed = None if torch.is_grad_enabled() else _packed(weight)
     return _unpacked(rows, matrix(weight), bias) if packed is None else _product(rows, packed, bias)
 
 
@@ -133,13 +105,6 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: [C_out] or None.
     """
     return linear(x, weight, bias) if widens(x) else F.linear(x, weight, bias)
-
-
-def dense_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, *, prepack: bool = False
-) -> Tensor:
-    """See `reference.dense_conv`."""
-    return conv3x3(x, weight, bias) if prepack else conv(x, weight, bias, stride, padding)
 
 
 class Matrix:
@@ -185,8 +150,9 @@ def _can_pack(weight: Tensor) -> bool:
 
 
 def _has_room(weight: Tensor) -> bool:
-    """Return whether half of the machine's memory stays free beside a copy of a weight."""
-    return available_bytes() - weight.nbytes >= memory_bytes(weight.device) // 2
+    """Return whether copies are wanted, and half of the machine's memory stays free beside that of a weight."""
+    wanted = os.environ.get("FISEDIT_PACK") != "0"
+    return wanted and available_bytes() - weight.nbytes >= memory_bytes(weight.device) // 2
 
 
 def _multiplies_bf16() -> bool:
@@ -215,12 +181,6 @@ def _ordered(weight: Tensor) -> Tensor:
     return packed
 
 
-def _ordered_conv(weight: Tensor, shape: torch.Size) -> Tensor:
-    order = torch.ops.mkldnn._reorder_convolution_weight  # noqa: SLF001 (torch has no public name)
-    packed: Tensor = order(weight, SAME_SIZE, SAME_SIZE, SAME_SIZE, 1, shape)
-    return packed
-
-
 def _product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     multiply, dtype = torch.ops.mkldnn._linear_pointwise.default, rows.dtype  # noqa: SLF001 (torch has no public name)
     if packed.dtype is not dtype:
@@ -229,9 +189,9 @@ def _product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return out.to(dtype)
 
 
-def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The current copy of a weight, None for one that is not packed; `ndim`: of the tensor that is multiplied by it."""
-    key = id(weight), ndim
+def _packed(weight: Tensor) -> Tensor | None:
+    """The current copy of a weight, None for one that is not packed."""
+    key = id(weight)
     found = _copies.get(key)
     if found is not None and found.weight() is weight and found.state == _state(weight):
         return found.packed
@@ -243,7 +203,7 @@ def _packed(weight: Tensor, ndim: int, order: Callable[[Tensor], Tensor]) -> Ten
         ref(weight, lambda weight_ref: _drop_copy(key, weight_ref)),
         _state(weight),
         _sample(weight).clone(),
-        order(weight.detach()),
+        _ordered(matrix(weight.detach())),
     )
     _copies[key] = copy
     return copy.packed
@@ -268,7 +228,7 @@ def _sample(weight: Tensor) -> Tensor:
     return weight.detach().as_strided((count,), (weight.numel() // count,))
 
 
-def _drop_copy(key: tuple[int, int], weight_ref: ref[Tensor]) -> None:
+def _drop_copy(key: int, weight_ref: ref[Tensor]) -> None:
     """Drop a dead weight's copy, as another parameter may get its id."""
     if key in _copies and _copies[key].weight is weight_ref:
         del _copies[key]
@@ -277,5 +237,5 @@ def _drop_copy(key: tuple[int, int], weight_ref: ref[Tensor]) -> None:
 @cache
 def _available() -> bool:
     """Return whether this build of torch has oneDNN's products with packed weights."""
-    names = "_linear_pointwise", "_convolution_pointwise", "_reorder_linear_weight", "_reorder_convolution_weight"
+    names = "_linear_pointwise", "_reorder_linear_weight"
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)

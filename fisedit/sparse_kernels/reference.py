@@ -298,9 +298,7 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def dense_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, *, prepack: bool = False
-) -> Tensor:
+def dense_conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0) -> Tensor:
     """A convolution of a whole map.
 
     Args:
@@ -309,7 +307,6 @@ def dense_conv(
         bias: [C_out] or None.
         stride: in positions.
         padding: in positions.
-        prepack: a backend may keep a packed copy of the weight, which is that of a 3x3 conv of stride 1 and padding 1.
 
     Returns:
         [B, C_out, H_out, W_out].

@@ -23,7 +23,8 @@ from fisedit.sparse_kernels.operands import (
     join_rows,
     read_recorded,
 )
-from fisedit.sparse_kernels.prepacked import dense_conv, dense_linear
+from fisedit.sparse_kernels.prepacked import conv as dense_conv
+from fisedit.sparse_kernels.prepacked import dense_linear
 from fisedit.sparse_kernels.reference import time_projections
 from fisedit.sparse_kernels.reference_group_norm import row_statistics, summed_group_norm_affine
 from fisedit.sparse_kernels.row_plan import TAPS, KernelMap, Level

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +73,40 @@ def test_a_folder_loads_exactly_and_quietly(pipelines, model, capfd):
     assert not pipe.unet.training and not any(p.requires_grad for p in pipe.unet.parameters())
     assert pipe.unet.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
     assert capfd.readouterr() == ("", "")
+
+
+LOADING = """
+import re, sys
+from pathlib import Path
+from fisedit.models.loader import load
+def status(name):
+    return int(re.findall(rf"{name}:\\s*(\\d+)", Path("/proc/self/status").read_text())[0]) << 10
+load(sys.argv[1])  # the libraries are imported
+for dtype in ("bf16", "fp32"):
+    pipe = None
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    pipe = load(sys.argv[2], dtype=dtype)
+    peak = status("VmHWM") - before
+    print(peak, sum(t.nbytes for part in (pipe.unet, pipe.vae, pipe.text_encoder) for t in part.state_dict().values()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak of a process")
+def test_loading_takes_no_second_copy_of_the_weights(pipelines, folder, model):
+    """Not of the file's mapped pages, nor of weights before they were laid out or converted."""
+    config = pipelines["demo"].unet.config
+    with torch.device("meta"):
+        wide = type(pipelines["demo"].unet).from_config(
+            config, block_out_channels=[6 * width for width in config["block_out_channels"]]
+        )
+    save_file({name: torch.zeros(w.shape) for name, w in wide.state_dict().items()}, folder / UNET)
+    edit_json(folder / "unet/config.json", block_out_channels=wide.config["block_out_channels"])
+    done = subprocess.run([sys.executable, "-c", LOADING, model, folder], capture_output=True, text=True, check=True)
+    for line in done.stdout.splitlines():
+        peak, weights = (int(number) >> 20 for number in line.split())
+        assert weights > 50 and 0.7 * weights < peak < 1.25 * weights, (peak, weights)
+    assert len(done.stdout.splitlines()) == 2
 
 
 @pytest.mark.parametrize("name", ["sd15", "sd2", "shallow"])

@@ -330,7 +330,7 @@ def test_packed_weights_follow_their_parameters(monkeypatch):
             flat = conv.weight.permute(0, 2, 3, 1).reshape(16, -1)
             assert torch.equal(prepacked.linear(patches, conv.weight, conv.bias), F.linear(patches, flat, conv.bias))
             for x in whole:
-                got, expected = prepacked.conv3x3(x, conv.weight, conv.bias), conv(x)
+                got, expected = prepacked.conv(x, conv.weight, conv.bias, padding=1), conv(x)
                 assert torch.equal(got, expected) and got.stride() == expected.stride()
             linear.weight.mul_(2)
             conv.weight.data = torch.randn(16, 24, 3, 3).bfloat16()
@@ -354,22 +354,23 @@ def test_the_cpus_whose_float32_onednn_multiplies(told, expected, monkeypatch):
 @pytest.mark.skipif(not prepacked._available(), reason="this build of torch has no packed products")
 @pytest.mark.parametrize("rows", [0, 1, 9, 300])
 def test_products_of_float32_by_onednn(rows, monkeypatch):
-    """Packed, where half of the memory is free, or not: the same to the bit, and float64's product."""
+    """Packed, where half of the memory is free and it is wanted, or not: the same to the bit, and float64's product."""
     monkeypatch.setattr(tuning, "prefers_onednn", lambda: True)
     x, linear = torch.randn(2, rows, 288), nn.Linear(288, 256)
     conv, patches = nn.Conv2d(32, 256, 3).to(memory_format=torch.channels_last), torch.randn(2, rows, 288)
-    found, key = [], (id(linear.weight), 2)
+    found, key = [], id(linear.weight)
     with torch.inference_mode():
-        for free in (0, 1 << 60):
+        for free, wanted in ((0, "1"), (1 << 60, "0"), (1 << 60, "1")):
             monkeypatch.setattr(prepacked, "available_bytes", lambda free=free: free)
+            monkeypatch.setenv("FISEDIT_PACK", wanted)
             found.append(
                 [prepacked.linear(x, linear.weight, linear.bias), prepacked.linear(patches, conv.weight, None)]
             )
-            assert (key in prepacked._copies) is bool(free)
+            assert (key in prepacked._copies) is (free > 0 and wanted == "1")
         dense = prepacked.dense_linear(x, linear.weight, linear.bias)
         expected = F.linear(x.double(), linear.weight.double(), linear.bias.double())
         assert torch.equal(dense, linear(x))
-    assert all(map(torch.equal, *found))
+    assert all(torch.equal(*each) for other in found[1:] for each in zip(found[0], other, strict=True))
     torch.testing.assert_close(found[0][0].double(), expected, rtol=0, atol=1e-5)
     monkeypatch.setattr(prepacked, "available_bytes", lambda: 0)
     gradient = torch.autograd.grad(prepacked.linear(x, linear.weight, linear.bias).sum(), linear.bias)[0]
@@ -400,7 +401,10 @@ def test_products_that_are_widened(monkeypatch):
             flat = w.permute(0, 2, 3, 1).reshape(16, -1)
             near(prepacked.linear(patches, conv.weight, conv.bias), F.linear(patches.float(), flat, b).bfloat16())
             for x in maps:
-                near(prepacked.conv3x3(x, conv.weight, conv.bias), convolve(x.float(), w, b, padding=1).bfloat16())
+                near(
+                    prepacked.conv(x, conv.weight, conv.bias, padding=1),
+                    convolve(x.float(), w, b, padding=1).bfloat16(),
+                )
                 near(
                     prepacked.conv(x, conv.weight[..., 1:2, 1:2], conv.bias),
                     convolve(x.float(), w[..., 1:2, 1:2], b).bfloat16(),
@@ -410,7 +414,7 @@ def test_products_that_are_widened(monkeypatch):
                 assert got.is_contiguous(memory_format=torch.channels_last)
             linear.weight.mul_(2)
         assert set(seen) == {(torch.float32, torch.float32)} and len(seen) == 6  # small maps are rows
-        kept = [prepacked._copies.get((id(layer.weight), 2)) for layer in (linear, conv)]
+        kept = [prepacked._copies.get(id(layer.weight)) for layer in (linear, conv)]
         if prepacked._available():
             assert [copy.packed.dtype for copy in kept] == [torch.float32, torch.float32]
         before = prepacked.linear(rows, linear.weight, linear.bias)
@@ -428,4 +432,4 @@ def test_small_weights_are_not_widened(monkeypatch):
     conv, x = nn.Conv2d(24, 16, 3, padding=1).bfloat16(), torch.randn(2, 24, 8, 8).bfloat16()
     with torch.inference_mode():
         assert torch.equal(prepacked.linear(rows, linear.weight, linear.bias), linear(rows))
-        assert torch.equal(prepacked.conv3x3(x, conv.weight, conv.bias), conv(x))
+        assert torch.equal(prepacked.conv(x, conv.weight, conv.bias, padding=1), conv(x))
