@@ -55,7 +55,7 @@ __all__ = [  # the reference's own where torch does it in one go
 
 
 MAX_SCORES = 1 << 19
-"""Attention's scores at a time, 1 MiB of them: a core's own cache holds that. Pieces of 8 MiB take up to twice the time."""
+"""Attention's scores at a time: 1 MiB of them, which a core's own cache holds. Pieces of 8 MiB take twice as long."""
 
 MAX_FUSED_KEYS = 512
 """Keys up to which torch's fused attention takes half the time of two products: .13 for .28 ms at 144 x 256."""
