@@ -16,7 +16,8 @@ import torch
 from scipy import ndimage
 from skimage.color import rgb2lab
 
-from benchmarks.classifier import ADJECTIVES, COLOURS, WORDS
+from benchmarks.classifier import ADJECTIVES, WORDS
+from benchmarks.scenes.vocabulary import COLOURS
 from fisedit.bench.metrics import cells_to_pixels
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import LATENT_FACTOR
@@ -24,7 +25,7 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from benchmarks.classifier import SceneClassifier
     from benchmarks.quality.drawn_truth import DrawnTruth
-    from benchmarks.scenes.drawing import Bytes, Floats, Mask
+    from benchmarks.scenes.drawing import Bytes, Floats
     from benchmarks.scenes.layout import SceneChange
     from fisedit.values import BoolGrid
 
@@ -41,14 +42,19 @@ SMEAR: Spots = ((60, 7.0), (200, 5.0), (600, 4.0))
 TRACE: Spots = ((60, 10.0), (200, 6.0))
 OUTLINE: Spots = ((30, 4.0), (100, 2.5))
 BROKEN: Spots = ((60, 11.0), (200, 7.5))
-CUT: Spots = ((2, 16.0), (4, 10.0))  # of cells' edges
+CUT: Spots = ((4, 12.0),)  # of cells' edges
 LOGIT = 4.0  # of the classifier: a thing that it finds with less is hard to recognise
 _BESIDE, _INSIDE = 2, 4  # pixels of displacement that are none, of the background and of the new thing
 
 
+def is_seen(verdict: str) -> bool:
+    """Return whether a verdict says that a person sees something wrong."""
+    return verdict in ("visible", "bad")
+
+
 @dataclass(frozen=True)
 class Artefacts:
-    """What is wrong with an edited picture.
+    """The faults of an edited picture.
 
     Args:
         strengths: name -> strength, of what could be measured; a person sees it from 1, and is disturbed from 2.
@@ -152,7 +158,7 @@ def _strength(differences: Any, spots: Spots) -> float:
 
 
 def _difference(picture: Floats, true: Floats, reach: int) -> Floats:
-    """How far colours lie from all of the other picture's within some pixels, in either way: [S, S]."""
+    """Return how far colours lie from all of the other picture's within some pixels, in either way: [S, S]."""
     both = [_beyond(picture, true, reach), _beyond(true, picture, reach)]
     found: Floats = np.max([ndimage.uniform_filter(each, 5) for each in both], axis=0)
     return found
@@ -166,7 +172,7 @@ def _beyond(colours: Floats, others: Floats, reach: int) -> Floats:
 
 
 def _straight_edges(edited: EditedPicture, references: Sequence[Bytes]) -> Floats:
-    """How much sharper the picture changes across each cell's edge on the border than every reference does."""
+    """Return how much sharper the picture changes across each cell's edge on the border than every reference does."""
     own = _steps(edited.pixels, edited.painted)[:, 3:-3].max(1, initial=0)
     allowed = [_steps(pixels, edited.painted).max(1, initial=0) for pixels in references]
     sharper: Floats = np.maximum(0, own - np.max(allowed, axis=0))

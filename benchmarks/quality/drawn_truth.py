@@ -31,7 +31,7 @@ _COARSE = 64  # pixels of the side at which places are compared
 
 @dataclass(frozen=True, eq=False)
 class DrawnTruth:
-    """What an edit should show.
+    """The picture that an edit should give.
 
     Args:
         pixels: uint8 [S, S, 3].
@@ -61,7 +61,7 @@ def drawn_truth(change: SceneChange, edited: Image.Image) -> DrawnTruth:
 
 
 def _fitted(change: SceneChange, edited: Image.Image) -> Scene:
-    """The scene with the thing in the place, then of the size, that differs least from a picture."""
+    """The scene with the thing in the place, then there of the size, that differs least from a picture."""
     levels = np.asarray(edited.convert("RGB").resize((_COARSE, _COARSE), Image.Resampling.BOX), int)
 
     def difference(scene: Scene) -> float:
@@ -69,9 +69,8 @@ def _fitted(change: SceneChange, edited: Image.Image) -> Scene:
 
     scene = min(_places(change.after, change.index), key=difference)
     size = scene.objects[change.index].size
-    sizes = [_moved(scene, change.index, size=size + more) for more in _SIZES]
-    scene = min(filter(None, sizes), key=difference)
-    return min(_places(scene, change.index, reach=2), key=difference)
+    sizes = filter(None, (_moved(scene, change.index, size=size + more) for more in _SIZES))
+    return min((place for sized in sizes for place in _places(sized, change.index, reach=2)), key=difference)
 
 
 def _places(scene: Scene, index: int, reach: int = CELLS) -> Iterator[Scene]:
