@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fisedit.values import BoolGrid
 
 Spots = tuple[tuple[int, float], ...]
-"""(pixels, difference in CIELAB from which a person sees a spot of that many); large spots are seen at less."""
+"""(pixels, difference in DIN99 from which a person sees a spot of that many); large spots are seen at less."""
 
 VERDICTS = ((2.0, "bad"), (1.0, "visible"), (0.5, "faint"), (0.0, "clean"))
 """The least strength of every verdict."""
@@ -38,11 +38,11 @@ VERDICTS = ((2.0, "bad"), (1.0, "visible"), (0.5, "faint"), (0.0, "clean"))
 AROUND = 2
 """Latent cells around a region in which artefacts are looked for as well."""
 
-SMEAR: Spots = ((60, 7.0), (200, 5.0), (600, 4.0))
-TRACE: Spots = ((60, 10.0), (200, 6.0))
-OUTLINE: Spots = ((30, 4.0), (100, 2.5))
-BROKEN: Spots = ((60, 11.0), (200, 7.5))
-CUT: Spots = ((4, 12.0),)  # of cells' edges
+SMEAR: Spots = ((60, 3.3), (200, 2.3), (600, 2.0))
+TRACE: Spots = ((60, 5.0), (200, 3.0))
+OUTLINE: Spots = ((30, 2.5), (100, 1.5))
+BROKEN: Spots = ((60, 9.0), (200, 8.0))
+CUT: Spots = ((4, 7.0),)  # of cells' edges
 LOGIT = 4.0  # of the classifier: a thing that it finds with less is hard to recognise
 _BESIDE, _INSIDE = 2, 4  # pixels of displacement that are none, of the background and of the new thing
 
@@ -111,7 +111,7 @@ def find_artefacts(
 
 def _beside_truth(edited: EditedPicture, truth: DrawnTruth) -> dict[str, float]:
     """Smears, traces and outlines around the new thing, and what is broken of itself."""
-    picture, true, source = (_lab(pixels) for pixels in (edited.pixels, truth.pixels, edited.source))
+    picture, true, source = (_perceived(pixels) for pixels in (edited.pixels, truth.pixels, edited.source))
     beside = cells_to_pixels(dilate(edited.painted, AROUND)) & ~ndimage.binary_dilation(truth.thing, iterations=_INSIDE)
     away = source - true
     distance = np.linalg.norm(away, axis=-1)
@@ -119,7 +119,7 @@ def _beside_truth(edited: EditedPicture, truth: DrawnTruth) -> dict[str, float]:
     edges = _edges(picture) - ndimage.maximum_filter(_edges(true), 2 * _INSIDE + 1)
     return {
         "smear": _strength(_difference(picture, true, _BESIDE)[beside], SMEAR),
-        "trace": _strength(ndimage.uniform_filter(towards_source, 5)[beside & (distance > 10)], TRACE),
+        "trace": _strength(ndimage.uniform_filter(towards_source, 5)[beside & (distance > 8)], TRACE),
         "outline": _strength(ndimage.uniform_filter(np.maximum(edges, 0), 3)[beside], OUTLINE),
         "broken": _strength(_difference(picture, true, _INSIDE)[truth.thing], BROKEN),
     }
@@ -185,7 +185,7 @@ def _steps(pixels: Bytes, grid: BoolGrid) -> Floats:
     A straight edge on the border outlasts the mean; a round or slanted one does not.
     """
     reach, steps = LATENT_FACTOR, []
-    padded = np.pad(_lab(pixels), ((reach, reach), (reach, reach), (0, 0)), mode="edge")
+    padded = np.pad(_perceived(pixels), ((reach, reach), (reach, reach), (0, 0)), mode="edge")
     for picture, cells in ((padded, grid), (padded.transpose(1, 0, 2), grid.T)):
         for row, column in np.argwhere(cells[1:] != cells[:-1]):
             start, left = (row + 1) * reach, (column + 1) * reach
@@ -194,13 +194,19 @@ def _steps(pixels: Bytes, grid: BoolGrid) -> Floats:
     return np.reshape(steps, (-1, 2 * reach - 2))
 
 
-def _edges(lab: Floats) -> Floats:
-    parts = [ndimage.sobel(lab, axis) for axis in (0, 1)]
+def _edges(colours: Floats) -> Floats:
+    parts = [ndimage.sobel(colours, axis) for axis in (0, 1)]
     length: Floats = np.sqrt(np.square(parts).sum((0, -1))) / 8
     return length
 
 
-def _lab(pixels: Bytes) -> Floats:
-    """CIELAB [S, S, 3], a little blurred."""
-    blurred: Floats = ndimage.gaussian_filter(rgb2lab(pixels), (1, 1, 0))
+def _perceived(pixels: Bytes) -> Floats:
+    """DIN99 colours [S, S, 3], a little blurred: in them, unlike in CIELAB, equal steps look equal (DIN 6176)."""
+    lightness, red, blue = np.moveaxis(rgb2lab(pixels), -1, 0)
+    turn = np.deg2rad(16)
+    e, f = red * np.cos(turn) + blue * np.sin(turn), 0.7 * (blue * np.cos(turn) - red * np.sin(turn))
+    chroma = 0.045 * np.maximum(np.hypot(e, f), 1e-6)
+    shrunk = np.log1p(chroma) / chroma
+    colours = np.stack([105.51 * np.log1p(0.0158 * lightness), shrunk * e, shrunk * f], axis=-1)
+    blurred: Floats = ndimage.gaussian_filter(colours, (1, 1, 0))
     return blurred
