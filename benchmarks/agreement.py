@@ -1,7 +1,7 @@
 """`python -m benchmarks.agreement`: the measure of artefacts beside a person's verdicts on the same edits.
 
-The verdicts were written down with every picture enlarged three times, before the measure was computed on it. Thresholds
-may be chosen on the sets that are not held out. Edits are made again from their seeds.
+The verdicts were written down with every picture enlarged three times, before the measure was computed on it. The
+thresholds of `quality.artefacts` were chosen on the sets that are not held out. Edits are made again from their seeds.
 """
 
 from __future__ import annotations
