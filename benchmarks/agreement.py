@@ -47,11 +47,17 @@ def measure_agreement(
     """
     sets = json.loads(verdicts.read_text(encoding="utf-8"))["sets"]
     rows = [row for judged in sets for row in _judged_rows(judged, settings, on_step)]
-    notes = (
+    notes = [
         "seen: visible or bad; the person's word comes first",
         "a truth is known of opened pictures that are edited in a place; of others only classifier and border speak",
-    )
-    return {"settings": vars(settings), "rows": rows, "summary": _summary(rows), "notes": notes}
+    ]
+    shared = ("model", "num_inference_steps", "guidance_scale", "dtype")
+    return {
+        "settings": {name: getattr(settings, name) for name in shared},
+        "rows": rows,
+        "summary": _summary(rows),
+        "notes": notes,
+    }
 
 
 def _judged_rows(judged: Mapping[str, Any], settings: EvaluationSettings, on_step: OnStep | None) -> Iterator[Row]:

@@ -19,7 +19,7 @@ def scored(kind: str, success: bool | None, *, drawn: bool = True, macs: int = 2
         "again_psnr",
         "artefacts",
     )
-    blank = dict.fromkeys(("area", "whole", "fit", "leftover", "exact", "gone", *figures))
+    blank = dict.fromkeys(("area", "whole", "fit", "leftover", "exact", "gone", "artefacts", *figures))
     return EditScore(kind, drawn, 5, macs, "", success=success, published=None, **blank)
 
 
