@@ -119,7 +119,7 @@ def _beside_truth(edited: EditedPicture, truth: DrawnTruth) -> dict[str, float]:
     edges = _edges(picture) - ndimage.maximum_filter(_edges(true), 2 * _INSIDE + 1)
     return {
         "smear": _strength(_difference(picture, true, _BESIDE)[beside], SMEAR),
-        "trace": _strength(ndimage.uniform_filter(towards_source, 5)[beside & (distance > 8)], TRACE),
+        "trace": _strength(np.maximum(0, ndimage.uniform_filter(towards_source, 5))[beside & (distance > 8)], TRACE),
         "outline": _strength(ndimage.uniform_filter(np.maximum(edges, 0), 3)[beside], OUTLINE),
         "broken": _strength(_difference(picture, true, _INSIDE)[truth.thing], BROKEN),
     }

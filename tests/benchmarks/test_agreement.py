@@ -82,6 +82,5 @@ def test_the_command_measures_by_twenty_steps(study, monkeypatch, tmp_path):
     monkeypatch.setattr(agreement, "measure_agreement", lambda settings, _: asked.append(settings) or told)
     run = study("agreement", "--dtype", "fp32", "--output", tmp_path / "report.json")
     assert run.status == 0 and asked == [EvaluationSettings(num_inference_steps=20, dtype="fp32")]
-    assert (
-        "note: a note" in run.out and json.loads((tmp_path / "report.json").read_text())["summary"] == told["summary"]
-    )
+    assert "note: a note" in run.out
+    assert json.loads((tmp_path / "report.json").read_text())["summary"] == told["summary"]
