@@ -144,7 +144,7 @@ def _measure(name: str, case: EditCase, method: Method, classifier: SceneClassif
 
 def _is_gone(classifier: SceneClassifier, picture: Image.Image, change: SceneChange) -> bool:
     """Return whether the classifier finds no thing more than the scene without it has."""
-    found = classify(classifier, np.asarray(picture.convert("RGB"))[None])
+    found = classify(classifier, np.array(picture.convert("RGB"))[None])
     return not any(bool(found.objects[0, WORDS.index(word)]) for word in _gone(change))
 
 

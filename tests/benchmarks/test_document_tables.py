@@ -20,7 +20,7 @@ DOCUMENTS = [
 
 COMMANDS = {
     f"bench {name}"
-    for name in "adapters costs drive edit edit_bytes erase fidelity looks masks picks quality records tiers".split()
+    for name in "adapters agreement costs drive edit edit_bytes erase fidelity looks masks picks quality records tiers".split()
 }
 """Commands whose reports documents quote."""
 
