@@ -18,10 +18,8 @@ DOCUMENTS = [
     *sorted(path for folder in ("docs", "weights") for path in (ROOT / folder).rglob("*.md")),
 ]
 
-COMMANDS = {
-    f"bench {name}"
-    for name in "adapters agreement costs drive edit edit_bytes erase fidelity looks masks picks quality records tiers".split()
-}
+STUDIES = "adapters agreement costs drive edit edit_bytes erase fidelity looks masks picks quality records tiers"
+COMMANDS = {f"bench {name}" for name in STUDIES.split()}
 """Commands whose reports documents quote."""
 
 FIELDS = {"command", "commit", "clean", "date", "cpu", "cores", "threads", "dtype"}
