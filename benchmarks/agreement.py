@@ -23,6 +23,8 @@ from fisedit.values import LATENT_FACTOR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from diffusers import StableDiffusionPipeline
+
     from fisedit.bench.settings import EvaluationSettings
     from fisedit.values import OnStep
 
@@ -46,7 +48,10 @@ def measure_agreement(
         {"settings", "rows", "summary", "notes"}, ready for JSON.
     """
     sets = json.loads(verdicts.read_text(encoding="utf-8"))["sets"]
-    rows = [row for judged in sets for row in _judged_rows(judged, settings, on_step)]
+    pipe = load(
+        settings.model, device=settings.device, dtype=settings.dtype, local_files_only=settings.local_files_only
+    )
+    rows = [row for judged in sets for row in _judged_rows(judged, pipe, settings, on_step)]
     notes = [
         "seen: visible or bad; the person's word comes first",
         "a truth is known of opened pictures that are edited in a place; of others only classifier and border speak",
@@ -60,11 +65,10 @@ def measure_agreement(
     }
 
 
-def _judged_rows(judged: Mapping[str, Any], settings: EvaluationSettings, on_step: OnStep | None) -> Iterator[Row]:
+def _judged_rows(
+    judged: Mapping[str, Any], pipe: StableDiffusionPipeline, settings: EvaluationSettings, on_step: OnStep | None
+) -> Iterator[Row]:
     """Both verdicts on every judged edit of a set."""
-    pipe = load(
-        settings.model, device=settings.device, dtype=settings.dtype, local_files_only=settings.local_files_only
-    )
     classifier, _ = find_classifier(settings.model, None)
     side, by_method = pipe.unet.config.sample_size * LATENT_FACTOR, judged["verdicts"]
     edits = sample_edits(judged["edits"], side, known_words(pipe), judged["kinds"], judged["seed"])
