@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from benchmarks.classifier import SceneClassifier, ScenePredictions
+    from benchmarks.scenes.drawing import Bytes
     from benchmarks.scenes.layout import SceneChange
     from fisedit.bench.edit_case import EditCase, MethodResult
     from fisedit.values import BoolGrid
@@ -155,16 +156,17 @@ def measure_artefacts(case: EditCase, result: MethodResult, classifier: SceneCla
     """
     painted = case.everywhere if result.painted is None else result.painted
     picture, source = (np.array(shown.convert("RGB")) for shown in (result.picture, case.source.image))
-    truth = None if case.edit.picture is None or case.edit.is_global else _decoded_truth(case, result, painted)
+    truth = None if case.edit.picture is None or case.edit.is_global else _decoded_truth(case, picture, source, painted)
     return find_artefacts(EditedPicture(picture, source, painted), case.edit.change, truth, classifier)
 
 
 @torch.inference_mode()
-def _decoded_truth(case: EditCase, result: MethodResult, painted: BoolGrid) -> DrawnTruth:
-    """The drawn truth, in the cells that a method paints as the autoencoder shows it."""
-    truth, vae = drawn_truth(case.edit.change, result.picture), case.editor.pipe.vae
+def _decoded_truth(case: EditCase, picture: Bytes, source: Bytes, painted: BoolGrid) -> DrawnTruth:
+    """The drawn truth, as the autoencoder shows it where a method paints, and where else its picture was decoded."""
+    truth, vae = drawn_truth(case.edit.change, PIL.fromarray(picture)), case.editor.pipe.vae
     shown = np.asarray(decode(vae, encode(vae, PIL.fromarray(truth.pixels)))[0])
-    return DrawnTruth(np.where(metrics.cells_to_pixels(painted)[..., None], shown, truth.pixels), truth.thing)
+    decoded = metrics.cells_to_pixels(painted) | np.any(picture != source, axis=-1)
+    return DrawnTruth(np.where(decoded[..., None], shown, truth.pixels), truth.thing)
 
 
 _NO_MASK: dict[str, Any] = dict.fromkeys(
