@@ -305,6 +305,24 @@ _add_scene_study(
 )
 
 
+@_study
+def agreement(
+    model: opt.Model = "demo",
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    local_files_only: opt.LocalFilesOnly = False,
+    output: opt.BenchOutput = None,
+    json: opt.Json = False,
+) -> None:
+    """Compare the measure of artefacts with a person's verdicts on the same edits."""
+    settings = EvaluationSettings(
+        model=model, num_inference_steps=20, device=device, dtype=dtype, local_files_only=local_files_only
+    )
+    with measurement(output) as on_step:
+        report = import_module("benchmarks.agreement").measure_agreement(settings, on_step)
+    show_report(report, output, json, "summary")
+
+
 def _measure_with_adapter(settings: ReferenceQualitySettings, output: Path | None) -> dict[str, Any]:
     """Edits with and without a reference."""
     measured = import_module("benchmarks.quality.reference_quality")
@@ -364,7 +382,7 @@ def quality(
     )
     with measurement(output, journal) as on_step:
         report = import_module("benchmarks.quality.edit_quality").measure_edit_quality(settings, on_step)
-    show_report(report, output, json, "summary", "classes", "whole")
+    show_report(report, output, json, "summary", "classes", "artefacts", "whole")
 
 
 @_study

@@ -14,9 +14,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.classifier import WORDS, classify
+from benchmarks.quality.artefacts import Artefacts
 from benchmarks.quality.diffusers_baselines import inpaint_empty, inpaint_true
 from benchmarks.quality.edit_quality import find_classifier
 from benchmarks.quality.scene_edits import DELETE, known_words, sample_edits
+from benchmarks.quality.scores import measure_artefacts
 from benchmarks.scenes.scene import render
 from fisedit.bench.edit_case import EditCase, MethodResult, make_case
 from fisedit.bench.metrics import bootstrap_interval, cells_to_pixels, psnr
@@ -110,6 +112,7 @@ def measure_erasing(settings: EvaluationSettings, on_step: OnStep | None = None)
         *missing,
         "methods paint the cells with a visible pixel of the thing, or where words point",
         "gone is what the scene classifier does not find",
+        "artefacts: a person would see one; see benchmarks.quality.artefacts",
         "PSNR is of those cells and two around, to the drawn scene without the thing",
         "in square brackets the bootstrap's 95 % interval",
     )
@@ -134,13 +137,14 @@ def _measure(name: str, case: EditCase, method: Method, classifier: SceneClassif
         "prompt": case.edit.source_prompt,
         "dB": psnr(result.picture, behind, cells_to_pixels(dilate(case.true_grid, 2))),
         "gone": None if classifier is None else _is_gone(classifier, result.picture, change),
+        "artefacts": dict(measure_artefacts(case, result, classifier).strengths),
         "gmacs": result.macs / 1e9,
     }
 
 
 def _is_gone(classifier: SceneClassifier, picture: Image.Image, change: SceneChange) -> bool:
     """Return whether the classifier finds no thing more than the scene without it has."""
-    found = classify(classifier, np.asarray(picture.convert("RGB"))[None])
+    found = classify(classifier, np.array(picture.convert("RGB"))[None])
     return not any(bool(found.objects[0, WORDS.index(word)]) for word in _gone(change))
 
 
@@ -160,6 +164,7 @@ def _summary(rows: list[Row]) -> list[Row]:
                 "method": name,
                 "things": len(of_method),
                 "gone": None if None in gone else float(np.mean(gone)),
+                "artefacts": float(np.mean([bool(Artefacts(row["artefacts"]).seen) for row in of_method])),
                 "inside dB": f"{np.median(levels):.1f} [{low:.1f}, {high:.1f}]",
                 "tenth percentile dB": float(np.percentile(levels, 10)),
                 "GMACs": float(np.median([row["gmacs"] for row in of_method])),

@@ -14,7 +14,7 @@ from benchmarks.quality.global_edit_detection import GlobalEditVerdict, detect_b
 from benchmarks.quality.global_edit_prompts import prompt_pairs, written_pairs
 from benchmarks.quality.html_report import HtmlReport
 from benchmarks.quality.methods import PLAIN, select_methods
-from benchmarks.quality.metric_tables import EVERYWHERE, LOCAL, format_table, metric_rows
+from benchmarks.quality.metric_tables import EVERYWHERE, LOCAL, artefact_rows, format_table, metric_rows
 from benchmarks.quality.results_log import ResultsLog
 from benchmarks.quality.scene_edits import available_kinds, known_words, sample_edits
 from benchmarks.quality.scores import score_edit
@@ -48,6 +48,8 @@ NOTES = (
     "dense dB is the same over our edits that fell back to dense runs",
     "kept dB is to the source, inside the method's own mask: structure= trades it for success",
     "gone: the classifier does not see what was removed; truth dB is to what was drawn behind it, in the true pixels",
+    "artefacts: a person would see one (see `quality.artefacts`): by the drawn truth, the classifier and the border",
+    "of generated sources and edits of the whole picture no truth is drawn, so that most artefacts are not seen there",
     "again dB is of the whole picture to the source: its latents decoded, or its prompt sampled again, unblended",
     "img2img and inpaint-true are diffusers' pipelines, at strength .8 and 1, inpainting with the true cells",
     "inpaint-empty is the same without words, and so is erase, by fisedit: both of edits that remove an object",
@@ -74,9 +76,9 @@ def measure_edit_quality(settings: EditQualitySettings, on_step: OnStep | None =
         on_step: called before every edit with (i, n, None).
 
     Returns:
-        {"settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"}, ready for JSON.
-        The methods and our kinds of edit are in short tables. Then come the detection of global edits and its errors,
-        all metrics (see `tables.metric_rows`), and every edit's prompts and scores.
+        {"settings", "notes", "summary", "classes", "artefacts", "whole", "misjudged", "rows", "edits"}, ready for JSON.
+        The methods, our kinds of edit and their artefacts are in short tables. Then come the detection of global edits
+        and its errors, all metrics (see `tables.metric_rows`), and every edit's prompts and scores.
 
     Raises:
         InputError: an unknown method, a model that knows no scene's words, a folder that is no PIE-Bench, or a results
@@ -194,7 +196,8 @@ def _edit_dict(edit: BenchmarkEdit) -> dict[str, Any]:
 def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, str, bool]]) -> dict[str, Any]:
     """The report's tables, metrics and single edits."""
     scores = {name: [edit_scores[name] for edit_scores in log.scores] for name in log.scores[0]}
-    rows = metric_rows(scores, tuple(dict.fromkeys(edit["kind"] for edit in log.edits)))
+    kinds = tuple(dict.fromkeys(edit["kind"] for edit in log.edits))
+    rows = metric_rows(scores, kinds)
     verdicts = _verdicts(log, tokenizer, pairs)
     wrong = [asdict(v) for v in verdicts["words"] + verdicts["prompts alone"] if v.whole is not v.said]
     return {
@@ -202,6 +205,7 @@ def _tables(log: ResultsLog, tokenizer: Tokenizer, pairs: Iterator[tuple[str, st
             [row for row in rows if row["kind"] in (LOCAL, EVERYWHERE)], ("kind", "method", "source", "edits")
         ),
         "classes": format_table([row for row in rows if row["method"] == PLAIN], ("kind", "source", "edits")),
+        "artefacts": artefact_rows(scores, kinds),
         "whole": [detection_row(name, group) for name, group in verdicts.items() if group],
         "misjudged": wrong,
         "rows": rows,

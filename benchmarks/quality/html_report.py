@@ -100,6 +100,7 @@ def _sections(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Methods", html_table(report["summary"])),
         ("Ours by kind of edit", html_table(report["classes"])),
+        ("Artefacts by kind of edit", html_table(report["artefacts"])),
         ("Detection of global edits", html_table(report["whole"])),
         ("Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in report["notes"]) + "</ul>"),
         ("Settings", html_table([{key: str(value) for key, value in report["settings"].items()}])),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.quality.artefacts import Artefacts
 from benchmarks.quality.methods import REFERENCE
 from benchmarks.quality.scene_edits import GLOBAL_KINDS
 from fisedit.bench.metrics import bootstrap_interval, median_and_tail
@@ -48,13 +49,15 @@ SHARES = {
     "success": "success",
     "gone": "gone",
     "leaves parts": "leaves_parts",
+    "artefacts": "flawed",
     "exact outside": "exact",
     "fell back": "fell_back",
 }
 """Share of edits -> the score's field."""
 
 TABLE_METRICS = (
-    *("IoU", "recall", "coverage", "leaves parts", "success", "relative success", "gone", "truth dB"),
+    *("IoU", "recall", "coverage", "leaves parts", "success", "relative success", "gone", "artefacts"),
+    "truth dB",
     *("background dB", "exact outside", "inside dB"),
     *("seam", "dense dB", "kept dB", "again dB", "PIE PSNR", "PIE MSE", "PIE SSIM"),
     *("fell back", "GMACs", "evaluations"),
@@ -86,6 +89,26 @@ def metric_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
             row = {"method": method, "source": source, "kind": kind, "edits": len(chosen)} | _metrics(method_scores)
             reference = [scores[REFERENCE][i] for i in chosen] if REFERENCE in scores else []
             rows.append(row | {"relative success": _relative_success(method_scores, reference)})
+    return rows
+
+
+def artefact_rows(scores: Scores, kinds: Sequence[str]) -> list[Row]:
+    """Shares of edits in which a person sees an artefact, any and of every name: of edits whose truth is drawn.
+
+    Args:
+        scores: The scores of every edit, by method.
+        kinds: the edits' different kinds.
+
+    Returns:
+        {"method", "kind", "edits", "any"} and a share, 0 to 1, for every name.
+    """
+    rows = []
+    for method, kind in product(scores, (LOCAL, *kinds)):
+        found = [s.artefacts for s in scores[method] if s and s.drawn and s.artefacts and kind in groups_of(s.kind)]
+        if found and kind not in GLOBAL_KINDS:
+            seen = [Artefacts(strengths).seen for strengths in found]
+            shares = {name: fmean(name in names for names in seen) for name in found[0]}
+            rows.append({"method": method, "kind": kind, "edits": len(found), "any": fmean(map(bool, seen))} | shares)
     return rows
 
 

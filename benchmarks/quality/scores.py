@@ -6,18 +6,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from PIL import Image as PIL
 
 from benchmarks.classifier import WORDS, classify
 from benchmarks.quality import pie_bench
+from benchmarks.quality.artefacts import Artefacts, EditedPicture, find_artefacts
+from benchmarks.quality.drawn_truth import DrawnTruth, drawn_truth
 from benchmarks.quality.scene_edits import DELETE
 from benchmarks.scenes.scene import Scene, render
 from fisedit.bench import metrics
+from fisedit.decoder.decode import decode
+from fisedit.models.vae import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from PIL.Image import Image
 
     from benchmarks.classifier import SceneClassifier, ScenePredictions
+    from benchmarks.scenes.drawing import Bytes
     from benchmarks.scenes.layout import SceneChange
     from fisedit.bench.edit_case import EditCase, MethodResult
     from fisedit.values import BoolGrid
@@ -57,6 +65,7 @@ class EditScore:
         dense_psnr: dB to the dense blended edit, of runs that fell back to dense ones, which should equal it.
         kept_psnr: dB to the source inside the method's own mask: how much of the content it keeps.
         again_psnr: dB to the source of the whole picture, of methods that reconstruct it.
+        artefacts: strengths by name, as in `artefacts.Artefacts`; None for pictures that were not drawn.
         published: PIE-Bench's own background metrics.
     """
 
@@ -79,6 +88,7 @@ class EditScore:
     dense_psnr: float | None
     kept_psnr: float | None
     again_psnr: float | None
+    artefacts: Mapping[str, float] | None
     published: pie_bench.BackgroundMetrics | None
 
     @property
@@ -90,6 +100,11 @@ class EditScore:
     def leaves_parts(self) -> bool | None:
         """Return whether a part of a removed object is still seen; None where none was removed."""
         return None if self.leftover is None else self.leftover > VISIBLE_SHARE
+
+    @property
+    def flawed(self) -> bool | None:
+        """Return whether a person sees an artefact; None where none was looked for."""
+        return None if self.artefacts is None else bool(Artefacts(self.artefacts).seen)
 
     @property
     def fell_back(self) -> bool:
@@ -118,9 +133,40 @@ def score_edit(case: EditCase, result: MethodResult, classifier: SceneClassifier
         truth_psnr=_truth_psnr(case, picture),
         background_psnr=_background(case, picture),
         again_psnr=metrics.psnr(picture, source, np.ones(picture.size[::-1], bool)) if result.reconstructs else None,
+        artefacts=_strengths(case, result, classifier),
         published=pie_bench.background_metrics(picture, source, known) if known is not None and dataset else None,
         **(_NO_MASK if result.grid is None else _score_mask(case, result, result.grid)),
     )
+
+
+def _strengths(case: EditCase, result: MethodResult, classifier: SceneClassifier | None) -> Mapping[str, float] | None:
+    """The artefacts of a method that edits a picture of known scenes."""
+    if case.edit.change is None or result.reconstructs:
+        return None
+    return measure_artefacts(case, result, classifier).strengths
+
+
+def measure_artefacts(case: EditCase, result: MethodResult, classifier: SceneClassifier | None) -> Artefacts:
+    """Measure what a person sees in a method's result of an edit of known scenes.
+
+    Args:
+        case: the edit and its source.
+        result: the method's.
+        classifier: None where things are not recognised.
+    """
+    painted = case.everywhere if result.painted is None else result.painted
+    picture, source = (np.array(shown.convert("RGB")) for shown in (result.picture, case.source.image))
+    truth = None if case.edit.picture is None or case.edit.is_global else _decoded_truth(case, picture, source, painted)
+    return find_artefacts(EditedPicture(picture, source, painted), case.edit.change, truth, classifier)
+
+
+@torch.inference_mode()
+def _decoded_truth(case: EditCase, picture: Bytes, source: Bytes, painted: BoolGrid) -> DrawnTruth:
+    """The drawn truth, as the autoencoder shows it where a method paints, and where else its picture was decoded."""
+    truth, vae = drawn_truth(case.edit.change, PIL.fromarray(picture)), case.editor.pipe.vae
+    shown = np.asarray(decode(vae, encode(vae, PIL.fromarray(truth.pixels)))[0])
+    decoded = metrics.cells_to_pixels(painted) | np.any(picture != source, axis=-1)
+    return DrawnTruth(np.where(decoded[..., None], shown, truth.pixels), truth.thing)
 
 
 _NO_MASK: dict[str, Any] = dict.fromkeys(

@@ -18,7 +18,9 @@ DOCUMENTS = [
     *sorted(path for folder in ("docs", "weights") for path in (ROOT / folder).rglob("*.md")),
 ]
 
-_NAMES = "adapters costs drive edit edit_bytes erase fidelity looks masks peak_memory picks quality records tiers"
+_NAMES = (
+    "adapters agreement costs drive edit edit_bytes erase fidelity looks masks peak_memory picks quality records tiers"
+)
 COMMANDS = {f"bench {name}" for name in _NAMES.split()}
 """Commands whose reports documents quote."""
 

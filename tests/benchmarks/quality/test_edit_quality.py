@@ -21,7 +21,7 @@ def loaded(monkeypatch, spoken_pipe):
     monkeypatch.setattr(edit_quality, "load", lambda *_, **__: spoken_pipe)
 
 
-KEYS = ["settings", "notes", "summary", "classes", "whole", "misjudged", "rows", "edits"]
+KEYS = ["settings", "notes", "summary", "classes", "artefacts", "whole", "misjudged", "rows", "edits"]
 
 
 @needs_font
@@ -46,7 +46,13 @@ def test_two_edits_by_all_methods(loaded, judge_file, tmp_path):
     page = ET.fromstring((tmp_path / "report.html").read_text(encoding="utf-8"))
     shown = [Image.open(tmp_path / image.get("src")).size for image in page.iter("img")]
     assert len(shown) == 2 and all(width > 10 * height / 2 for width, height in shown)
-    assert len(page.findall(".//table")) == 4
+    assert len(page.findall(".//table")) == 5
+    assert {row["method"] for row in told["artefacts"]} == {*of_all_kinds} - {
+        "no-edit",
+        "resampled",
+        "resampled-unguided",
+    }
+    assert {"edits", "any", "smear", "trace", "missing"} <= set(told["artefacts"][0])
 
 
 @needs_font
