@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fisedit.machine.hardware import available_bytes
+
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 """dtype -> OpenVINO's name of it."""
+
+OPENVINO_COPIES = 4
+"""Copies of a module's float32 weights that converting and compiling take at most; SD 1.5's UNet took over 9 GB."""
 
 Network = Callable[..., Tensor]
 """A module that OpenVINO compiled, called with tensors of any precision."""
@@ -33,9 +38,13 @@ def convert_openvino(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
 
     Raises:
         ImportError: the package is not installed.
-        RuntimeError: the module cannot be converted.
+        RuntimeError: the module cannot be converted, or memory would not do: the system would end the process.
     """
     import openvino
+
+    needed, free = OPENVINO_COPIES * sum(weight.nbytes for weight in module.parameters()), available_bytes()
+    if free < needed:
+        raise RuntimeError(f"converting takes up to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
     for norm in module.modules():
         if isinstance(norm, nn.GroupNorm):

@@ -280,6 +280,15 @@ def count_components(grid: BoolGrid) -> int:
     return int(label(grid, np.ones((3, 3), int))[1])
 
 
+def heaviest_component(grid: BoolGrid, heatmap: Heatmap) -> BoolGrid:
+    """The connected component of a grid [h, w] with most heat [h, w], diagonals connecting; none of an empty grid."""
+    from scipy.ndimage import label
+
+    labels, count = label(grid, np.ones((3, 3), int))
+    heat = np.bincount(labels.ravel(), weights=heatmap.ravel(), minlength=2)[1:]
+    return np.asarray(labels == 1 + heat.argmax()) & (count > 0)
+
+
 def bounding_boxes(grid: BoolGrid) -> BoolGrid:
     """The grid [h, w] with every connected component filled to its bounding box, diagonals connecting."""
     from scipy.ndimage import find_objects, label

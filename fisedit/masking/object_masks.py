@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fisedit.masking.heatmaps import localized_hunks, refine, rescale, word_maps
-from fisedit.masking.masks import bounding_boxes, clean_mask, confidence, otsu
-from fisedit.prompts.word_classes import ENLARGING, REDUCING, WEARING
+from fisedit.masking.masks import bounding_boxes, clean_mask, confidence, heaviest_component, otsu
+from fisedit.prompts.word_classes import ENLARGING, ONE_THING, REDUCING, WEARING
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditMask, MaskSource
 
@@ -147,6 +147,8 @@ def _localize(
             heatmap = np.where(other_objects, heatmap.min(), heatmap)
             inside, separation = otsu(heatmap)
     inside = clean_mask(inside & ~other_objects, dilation=0)
+    if not hunk.focus_old and sum(word.text in ONE_THING for word in hunk.new) == 1:
+        inside = heaviest_component(inside, heatmap)
     boundary = above_li(heatmap, boundary_ratio)
     for _ in range(round(width * min(heatmap.shape))):
         inside |= dilate(inside, 1) & boundary & ~other_objects

@@ -23,6 +23,8 @@ def word_set(listed: str) -> frozenset[str]:
 
 
 DETERMINERS = word_set("a an the this that these those his her its their my your our some any no another")
+ONE_THING = word_set("a an one another the this that")
+"""Determiners of one thing."""
 _PREPOSITIONS = word_set(  # of place and time
     "before after during throughout amid amidst beyond alongside past "
     "on in at by near next under over behind above below beside between inside outside into onto through across along "

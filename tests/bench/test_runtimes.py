@@ -91,6 +91,16 @@ def test_the_converter_reports_nothing_over_the_network(monkeypatch):
     assert seen == ["true"] * 2
 
 
+def test_a_module_that_memory_would_not_do_for_is_not_converted(monkeypatch):
+    runtimes.install(monkeypatch)
+    module = torch.nn.Linear(10, 10, bias=False)  # 400 bytes
+    monkeypatch.setattr("fisedit.bench.runtimes.available_bytes", lambda: 1599)
+    with pytest.raises(RuntimeError, match=r"converting takes up to .* GB, and .* GB are free"):
+        convert_openvino(module, [torch.ones(1, 10)])
+    monkeypatch.setattr("fisedit.bench.runtimes.available_bytes", lambda: 1600)
+    convert_openvino(module, [torch.ones(1, 10)])
+
+
 def test_deepcache_at_every_step_is_diffusers_own_pipeline():
     if find_spec("DeepCache") is None:
         pytest.skip("needs the package DeepCache")

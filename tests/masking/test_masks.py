@@ -344,6 +344,15 @@ def test_what_comes_beside_a_thing_leaves_its_cells_though_it_would_look_there(j
     assert covers or ((mask.grid >= beside) & (mask.grid <= dilate(beside, 2))).all()
 
 
+@pytest.mark.parametrize(("coming", "places"), [("a cake", 1), ("two cakes", 2), ("a cake and a pie", 2)])
+def test_one_thing_that_comes_gets_one_place(coming: str, places: int):
+    stronger, weaker = square(32, 32, 20, 18, 8), square(32, 32, 20, 2, 7)
+    looked_for = {word: np.maximum(0.6 * stronger, 0.5 * weaker) for word in ("cake", "cakes", "pie")}
+    mask = found(f"a cat and {coming} on a beach", {"cat": OLD}, {"cat": OLD} | looked_for, "a cat on a beach")
+    assert (mask.grid >= stronger).mean() > 0.99
+    assert masks.count_components(mask.grid) == places
+
+
 def test_places_and_times_own_nothing():
     named = object_words(
         TaggedPrompt.from_words(words("a red cat, a cake in a box on a beach at night in the snow", TOKENIZER))
