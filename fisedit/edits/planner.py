@@ -204,8 +204,8 @@ class Planner:
         plan = plan.with_dilation((), reason) if reason else plan
         deepened = len(steps_without_features(source, plan.mode))
         plan = replace(plan, extra_macs=plan.extra_macs + deepened * costs.dense_step())
-        if not (request.verify and by_words) or regional:  # a ring around regions would read no prompt of theirs
-            return plan
+        if not (request.verify and by_words) or regional or plan.mode.erases:
+            return plan  # around regions no prompt of theirs is read; around what goes other words, and less guidance
         return self._with_drift_check(request, plan)
 
     def _adapter_notes(self, request: EditRequest, start: int) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from PIL import Image
 
 from fisedit import Editor, Region
 from fisedit.errors import InputError, MaskError
-from fisedit.sampling import denoise
+from fisedit.sampling import denoise, step_runners
 from fisedit.sampling.engine import Engine
+from fisedit.sampling.step_runners import ERASED_GUIDANCE
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import ActiveCells, EditMode
@@ -46,7 +47,7 @@ class Hiding(AttnProcessor2_0):
 @pytest.mark.parametrize("growth", [0, 2])
 @pytest.mark.parametrize("grid", [BLOBS, SQUARE], ids=["blobs", "square"])
 def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
-    """diffusers' own attention under a mask, mixed with the source's maps as every sparse edit is."""
+    """diffusers' own attention under a mask and less guidance, mixed with the source's maps as every sparse edit is."""
     pipe = pipelines["shallow"]
     engine, config = Engine(pipe), config_of()
     source = record(engine, config)
@@ -72,7 +73,8 @@ def test_an_erasing_edit_is_the_oracles(pipelines, grid, growth):
     pipe.prepare_latents = lambda *args: torch.where(inside, draw(*args), before[:1])
     try:
         with oracle._around_calls(pipe.unet, mixed):
-            run = oracle.dense_generate(pipe, as_oracle(changed), oracle.pinned(before, inside))
+            less = replace(as_oracle(changed), guidance=ERASED_GUIDANCE)
+            run = oracle.dense_generate(pipe, less, oracle.pinned(before, inside))
     finally:
         pipe.unet.set_attn_processor(AttnProcessor2_0())
         del pipe.prepare_latents
@@ -124,6 +126,7 @@ def test_words_that_remove_a_thing_erase_it(editor):
     editor.checkout(source.id)
     bare = editor.preview("a cat on a beach", grow=-1).mask.grid
     assert np.array_equal(dilate(bare, 1) & removed.mask.grid, dilate(bare, 1)) and cells.reads_words
+    assert not removed.run.checked  # other words and less guidance change what stays, too
     by_hand = editor.erase(Region.mask(removed.mask.grid), prompt="a cat on a beach")
     assert np.array_equal(removed.mask.grid, by_hand.mask.grid) and by_hand.run.erases
 
@@ -171,6 +174,15 @@ def test_its_way_back(editor, tmp_path):
     loaded.write(tmp_path / "erased.png")
     remade = Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True)
     assert same(remade.current, result) and remade.current.run.erases
+
+
+def test_little_guidance_is_left_as_it_is(shipped, monkeypatch):
+    editor = Editor(shipped, model="demo")
+    source = editor.generate(CAT, seed=7, num_inference_steps=3, width=128, height=128, guidance_scale=1.2)
+    erased = editor.erase(Region.mask(SQUARE))
+    monkeypatch.setattr(step_runners, "ERASED_GUIDANCE", 9.0)
+    editor.checkout(source.id)
+    assert same(editor.erase(Region.mask(SQUARE)), erased)
 
 
 def test_what_cannot_be_erased(editor):
