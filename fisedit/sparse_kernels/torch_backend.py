@@ -55,7 +55,7 @@ __all__ = [  # the reference's own where torch does it in one go
 
 
 MAX_SCORES = 1 << 20
-"""Attention's scores at a time, 2 MiB of them in one buffer: fresh memory for each piece took twice the time."""
+"""Attention's scores at a time: 2 MiB of them, in one buffer. Fresh memory for each piece took twice the time."""
 
 MAX_FUSED_KEYS = 512
 """Keys up to which torch's fused attention takes half the time of two products: .13 for .28 ms at 144 x 256."""
@@ -337,8 +337,8 @@ def mixed_tokens(recorded: Tensor, rows: Tensor, placement: RowPlacement) -> Ten
 def dense_attention(query: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     """See `reference.dense_attention`.
 
-    In bf16 it is two products and a softmax, in pieces that share one buffer. On Zen 4 that takes .36 to .53 of the time
-    of torch's fused kernel. As scores are rounded, outputs differ by .5 % from float64's, where the fused kernel's differ
+    In bf16 it is two products and a softmax, in pieces that share one buffer. On Zen 4 that takes .36 to .53 of torch's
+    fused kernel. As scores are rounded, outputs differ by .5 % from float64's, where the fused kernel's differ
     by .2 %. CPUs that multiply faster in float32 run the fused kernel in float32.
     """
     if query.dtype is not torch.bfloat16 or query.device.type != "cpu" or keys.shape[1] <= MAX_FUSED_KEYS:
