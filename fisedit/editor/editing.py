@@ -189,8 +189,8 @@ class EditMixin(EditorBase):
     ) -> EditResult:
         """Remove an object by inpainting from its surroundings, without words for what is to be seen there.
 
-        Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974). Of the prompt what it
-        says of the whole picture is read, with a guidance of 1.5 at most.
+        Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974). Read is what the
+        prompt says of the whole picture, with a guidance of 1.5 at most.
 
         Args:
             region: what goes, with what it casts, such as a shadow.
