@@ -96,13 +96,15 @@ def estimate(edit: EditEstimate) -> str:
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you marked"
     )
+    advice = "unsure where: pick it, or paint over it" if views.is_unsure(preview.mask) else ""
     work = _work_as_text(preview.macs_dense, preview.macs)
     area = views.area_of(preview.mask, edit.size, edit.crop)
     share = f"{area:.0%}" if area >= 0.005 else "less than 1%"
     erases = (
         "" if preview.diff.kind is not EditKind.IDENTICAL else "Erase leaves what lies outside: see that it covers all"
     )
-    return _line(f"{share} of the picture", confidence, work, erases, *preview.notes)
+    told = _line(f"{share} of the picture", confidence, work, erases, *preview.notes)
+    return f'{told} · <span class="unsure">{advice}</span>' if advice else told
 
 
 def cost_summary(

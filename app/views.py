@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 
 from fisedit.errors import InputError, MaskError, as_text
 from fisedit.storage import images
-from fisedit.values import cell_pixels
+from fisedit.values import MaskSource, cell_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fisedit.values import Box, EditMask
 
 TINT = (255, 64, 96)
+SURE = 0.6
+"""The confidence below which a region is shown hatched, and the page asks for a pick."""
 MAX_STROKES_CHARACTERS = 1 << 20
 """Greatest length of painted strokes as a data URL."""
 
@@ -74,8 +76,15 @@ def area_of(mask: EditMask, size: tuple[int, int], crop: Box | None) -> float:
     return mask.area * (right - left) * (bottom - top) / (size[0] * size[1])
 
 
+def is_unsure(mask: EditMask) -> bool:
+    """Return whether words found a mask with little confidence."""
+    return mask.source is MaskSource.ATTENTION and mask.confidence < SURE
+
+
 def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
     """A mask to lay over its picture, as a data URL: tinted inside, with an outline; clear outside; "" for none.
+
+    One of little confidence is hatched.
 
     Args:
         mask: mask of an edit.
@@ -87,6 +96,8 @@ def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
     inside = mask.image() if crop is None else _placed(mask.image(), *_on_screen(size, crop))
     inner = inside.filter(ImageFilter.MinFilter(3))
     levels = np.asarray(inside) // 255 * 84 + (np.asarray(inside) - np.asarray(inner)) // 255 * 150
+    if is_unsure(mask):
+        levels = np.where(np.add.outer(*map(np.arange, levels.shape)) % 9 < 4, levels, levels // 3)
     picture = Image.new("RGBA", inside.size, TINT)
     picture.putalpha(Image.fromarray(levels.astype(np.uint8)))
     return _url(picture, "PNG")

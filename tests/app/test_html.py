@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+import pytest
+
 from app import handlers, html
+from fisedit.editor.preview import Preview
+from fisedit.values import EditKind, EditMask, EditScript, MaskSource
 from tests.support.app.requests import CAT, DOG, last, made
 
 
@@ -24,6 +29,18 @@ def test_tokens_beyond_what_is_read_at_once_are_warned_of():
     assert html.tokens((0,), 75) == "" and "23 of 75" in html.tokens((23,), 75) and "long" not in html.tokens((75,), 75)
     assert "80 tokens: read in 2 parts of at most 75" in html.tokens((75, 5), 75)
     assert "605 tokens: only the first 600 are read" in html.tokens((75,) * 8 + (5,), 75)
+
+
+@pytest.mark.parametrize(
+    ("source", "confidence", "asks"),
+    [(MaskSource.ATTENTION, 0.59, True), (MaskSource.ATTENTION, 0.6, False), (MaskSource.GIVEN, 0.0, False)],
+)
+def test_a_region_of_little_confidence_asks_for_a_pick(source, confidence, asks):
+    grid = np.zeros((8, 8), bool)
+    grid[2:5, 2:5] = True
+    script = EditScript(CAT, DOG, EditKind.REPLACE, (), "")
+    edit = handlers.EditEstimate(Preview(EditMask(grid, source, confidence), script, 1, 2), None, None, (64, 64), None)
+    assert ('class="unsure"' in html.estimate(edit)) is ("pick it" in html.estimate(edit)) is asks
 
 
 def test_names_in_the_history_are_escaped(state, session):

@@ -85,6 +85,16 @@ def test_the_mask_of_a_part_lies_where_the_part_is():
     assert told.shape == (1280, 2560) and (told > 0).sum() == 640 * 320 and told[700, 1300] == 255
 
 
+def test_a_region_of_little_confidence_is_hatched():
+    grid = np.zeros((8, 8), bool)
+    grid[1:7, 1:7] = True
+    sure, unsure = (
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))))[12:52, 12:52, 3]
+        for shown in (views.region(EditMask(grid, MaskSource.ATTENTION, c), (64, 64), None) for c in (0.6, 0.59))
+    )
+    assert len(np.unique(sure)) == 1 and np.unique(unsure).tolist() == [sure[0, 0] // 3, sure[0, 0]]
+
+
 def test_a_picture_larger_than_the_screen_is_made_smaller():
     def shown(size):
         kind, _, data = views.screen_url(Image.new("RGB", size, "teal")).partition(";base64,")
