@@ -42,7 +42,7 @@ class Area:
 AREAS: Mapping[str, Area] = {
     "sparse kernels": Area(
         "fisedit/sparse_kernels/{ops,torch_backend,prepacked,winograd,tuning,xformers}.py",
-        "tests/sparse_kernels/test_{winograd,xformers,ops}.py tests/contract/test_e4.py",
+        "tests/sparse_kernels/test_{winograd,xformers,ops}.py tests/contract/test_e4.py tests/runners/test_cuda_graphs.py",
     ),
     "fused kernels": Area(
         "fisedit/sparse_kernels/{operands,reference,reference_group_norm}.py fisedit/sparse_kernels/triton/*.py",
@@ -52,12 +52,13 @@ AREAS: Mapping[str, Area] = {
     "row plan": Area(
         "fisedit/sparse_kernels/{row_plan,buckets,dilation}.py",
         "tests/sparse_kernels/test_{row_plan,buckets,dilation}.py tests/contract/test_e4.py "
-        "tests/runners/test_cuda_graphs.py tests/masking/test_masks.py",
+        "tests/runners/test_cuda_graphs.py tests/masking/test_masks.py tests/editor/test_editing_regions.py",
         "by_every_backend",
     ),
     "blocks": Area(
         "fisedit/sparse/{blocks,cached_rows,recording,row_source}.py fisedit/runners/deep_maps.py",
-        "tests/contract/test_e4.py tests/sparse/test_*.py tests/runners/test_{deep_maps,cuda_graphs}.py",
+        "tests/contract/test_e4.py tests/sparse/test_*.py tests/runners/test_{deep_maps,cuda_graphs}.py "
+        "tests/adapters/test_ip_adapter.py",
         "by_every_backend",
     ),
     "feature cache": Area(
@@ -67,7 +68,8 @@ AREAS: Mapping[str, Area] = {
     "masks": Area("fisedit/masking/masks.py", "tests/masking/test_{masks,localize}.py"),
     "trajectory": Area(
         "fisedit/sampling/{trajectory,trajectory_cache,step,step_runners}.py",
-        "tests/sampling/test_{trajectory,trajectory_cache,denoise}.py tests/contract/test_e{1,3,6}.py",
+        "tests/sampling/test_{trajectory,trajectory_cache,denoise,inversion}.py tests/contract/test_e{1,3,6}.py "
+        "tests/editor/test_opening.py tests/clips/test_render.py",
     ),
     "batch": Area(  # but for what needs a cluster
         "fisedit/batch/{digest,images,journal,manifest,page,pool,report,result_store,runner,tables,values,worker}.py",
