@@ -42,7 +42,8 @@ class Area:
 AREAS: Mapping[str, Area] = {
     "sparse kernels": Area(
         "fisedit/sparse_kernels/{ops,torch_backend,prepacked,winograd,tuning,xformers}.py",
-        "tests/sparse_kernels/test_{winograd,xformers,ops}.py tests/contract/test_e4.py tests/runners/test_cuda_graphs.py",
+        "tests/sparse_kernels/test_{winograd,xformers,ops}.py tests/contract/test_e4.py "
+        "tests/runners/test_cuda_graphs.py",
     ),
     "fused kernels": Area(
         "fisedit/sparse_kernels/{operands,reference,reference_group_norm}.py fisedit/sparse_kernels/triton/*.py",
