@@ -113,7 +113,10 @@ def predict(script: EditScript, source: SourceAttention, inserted: Heatmap | Non
     """
     changed = {word for hunk in script.hunks for word in (*hunk.old, *hunk.focus_old)}
     unchanged_words = [word for word in source.objects if word not in changed]
-    localized = [_localize(hunk, source, inserted, unchanged_words) for hunk in localized_hunks(script)]
+    localized = [
+        _localize(hunk, source, inserted, unchanged_words, in_one_place=bool(script.source_prompt) and _adds_one(hunk))
+        for hunk in localized_hunks(script)
+    ]
     grids, heatmaps, other_objects = zip(*localized, strict=True)
     mask_confidence, grid = confidence(min(otsu(heatmap)[1] for heatmap in heatmaps)), np.any(grids, axis=0)
     return EditMask(
@@ -122,7 +125,12 @@ def predict(script: EditScript, source: SourceAttention, inserted: Heatmap | Non
 
 
 def _localize(
-    hunk: Hunk, source: SourceAttention, inserted: Heatmap | None, unchanged_words: Sequence[Word]
+    hunk: Hunk,
+    source: SourceAttention,
+    inserted: Heatmap | None,
+    unchanged_words: Sequence[Word],
+    *,
+    in_one_place: bool,
 ) -> tuple[BoolGrid, Heatmap, BoolGrid]:
     """Cells [h, w] of one change, the heatmap behind them, and cells of objects that stay."""
     if hunk.focus_old:
@@ -147,7 +155,7 @@ def _localize(
             heatmap = np.where(other_objects, heatmap.min(), heatmap)
             inside, separation = otsu(heatmap)
     inside = clean_mask(inside & ~other_objects, dilation=0)
-    if not hunk.focus_old and sum(word.text in ONE_THING for word in hunk.new) == 1:
+    if in_one_place:
         inside = heaviest_component(inside, heatmap)
     boundary = above_li(heatmap, boundary_ratio)
     for _ in range(round(width * min(heatmap.shape))):
@@ -157,6 +165,11 @@ def _localize(
     elif {word.text for word in hunk.focus_new} - {word.text for word in hunk.focus_old}:
         inside = bounding_boxes(inside) & ~other_objects
     return inside, heatmap, other_objects
+
+
+def _adds_one(hunk: Hunk) -> bool:
+    """Return whether a change inserts one thing, as its determiner says."""
+    return not hunk.focus_old and sum(word.text in ONE_THING for word in hunk.new) == 1
 
 
 def _scale(hunk: Hunk) -> float:
