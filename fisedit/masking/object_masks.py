@@ -153,7 +153,7 @@ def _localize(
             other_objects[:] = False
         else:  # it takes the place beside them where it is looked for most
             heatmap = np.where(other_objects, heatmap.min(), heatmap)
-            inside, separation = otsu(heatmap)
+            inside = above_otsu(heatmap)
     inside = clean_mask(inside & ~other_objects, dilation=0)
     if in_one_place:
         inside = heaviest_component(inside, heatmap)

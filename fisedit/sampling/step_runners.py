@@ -42,7 +42,7 @@ ERASED_GUIDANCE = 1.5
 """The most guidance of cells that are erased, which shall be as their surroundings are, more than as words say.
 
 Measured on 34 removals in drawn scenes (256 px, development seed 973, guidance 7.5). A person sees artefacts in 21 of
-them as `benchmarks.quality` counts, and in 28 with a guidance of 7.5. The tenth percentile is 4 dB nearer to the
+them as `benchmarks.quality` counts, and in 28 with a guidance of 7.5 and a drift check. The tenth percentile is 4 dB nearer to the
 drawn truth."""
 
 
