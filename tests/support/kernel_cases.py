@@ -53,14 +53,18 @@ def dense_attention(edits, backend, heads, width, *, quantised="", pointers=Fals
 
 
 def cross(backend, dtype, rows, channels, text, heads, width):
+    """Cross-attention by a backend beside float64; then with recorded queries in place of its last item's."""
     x, (weight,) = tokens(dtype, 2, rows, channels, mean=2), tokens(dtype, 1, heads * width, channels) * channels**-0.5
     layer = (*tokens(dtype, 2, 1, channels).squeeze(1), EPS)
     key, value = (tokens(dtype, 2, text, heads * width) for _ in range(2))
-    with ops.use(backend):
-        got, query = ops.cross_attention(x, layer, weight, key, value, heads)
     normed = F.layer_norm(x.double(), (channels,), layer[0].double(), layer[1].double(), EPS)
-    near(query, F.linear(normed, weight.double()))
-    q, k, v = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (query, key, value))
-    expected = ((q @ k.mT * width**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
-    limit = TOLERANCE[dtype] * (value.double().std() + expected.abs())
-    assert ((got.double() - expected).abs() <= limit).all()
+    fresh = F.linear(normed, weight.double())
+    for recorded in (None, tokens(dtype, 1, rows, heads * width)):
+        with ops.use(backend):
+            got, query = ops.cross_attention(x, layer, weight, key, value, heads, recorded)
+        asked = fresh if recorded is None else torch.cat([fresh[:1], recorded.double()])
+        near(query, asked)
+        q, k, v = (t.double().unflatten(-1, (heads, width)).transpose(1, 2) for t in (asked, key, value))
+        expected = ((q @ k.mT * width**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        limit = TOLERANCE[dtype] * (value.double().std() + expected.abs())
+        assert ((got.double() - expected).abs() <= limit).all()

@@ -64,7 +64,7 @@ AREAS: Mapping[str, Area] = {
     ),
     "feature cache": Area(
         "fisedit/features/{cache,codec}.py fisedit/sparse/row_layout.py",
-        "tests/features/test_{cache,codec}.py tests/contract/test_e{4,6}.py tests/sampling/test_denoise.py",
+        "tests/features/test_{cache,codec,tiers}.py tests/contract/test_e{4,6}.py tests/sampling/test_denoise.py",
     ),
     "masks": Area("fisedit/masking/masks.py", "tests/masking/test_{masks,localize}.py"),
     "trajectory": Area(
