@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError, ModelError
+from fisedit.machine.groups import memory_limit
 from fisedit.prompts.chunks import added_tokens
 
 if TYPE_CHECKING:
@@ -42,10 +43,11 @@ TIMING_REPEATS = 5
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Total memory in bytes of a GPU, or of the machine for another device."""
+    """Total memory in bytes of a GPU, or of the machine for another device; in a container, its limit."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def device_and_dtype(pipe: Model) -> tuple[torch.device, torch.dtype]:

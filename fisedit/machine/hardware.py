@@ -7,9 +7,12 @@ import platform
 import re
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import torch
+
+from fisedit.machine.groups import cpu_limit, memory_left
 
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 """CPU flags that decide how fast products are, by precision."""
@@ -49,8 +52,10 @@ def this_machine(device: torch.device) -> Machine:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use; in a container, at most its share of CPU time, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = cpu_limit()
+    return cores if limit is None else min(cores, max(1, ceil(limit)))
 
 
 @cache
@@ -71,16 +76,18 @@ def cpu_model(path: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]
 
 
 def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
-    """Memory that a process may still take without swapping; all of the machine's where that is not known.
+    """Memory that a process may still take without swapping, or without passing its container's limit.
 
     Args:
-        path: Linux's description of the memory.
+        path: Linux's description of the memory; all of the machine's counts where there is none.
     """
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    left = memory_left()
+    return free if left is None else min(free, left)
 
 
 def free_bytes(device: torch.device) -> int:

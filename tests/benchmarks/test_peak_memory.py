@@ -16,7 +16,8 @@ TAKEN = 300 << 20
 
 
 def test_the_peak_of_a_stage_is_its_own():
-    before, taken, after = peak_memory._in_a_process(_three_stages).values()  # this one's allocator may keep freed memory
+    """In a process whose allocator returns what is freed; the tests' own may keep it."""
+    before, taken, after = peak_memory._in_a_process(_three_stages).values()
     for kind in ("peak", "anonymous"):
         assert taken[kind] - before[kind] == pytest.approx(TAKEN, rel=0.2), kind
         assert after[kind] < taken[kind] - TAKEN / 2, kind
