@@ -156,7 +156,7 @@ class _EditBenchmark:
         for name, variant in whole_runs(self.best, self.others).items():
             calls[name], self.warm_up[name] = (partial(self.dense.run, variant, steps) for steps in (None, 1))
         self.dense_row["step_macs_counted_by_torch"] = _count_macs(
-            lambda: self.pipe.unet(self.latents, self.timestep, self.text, return_dict=False)
+            lambda: self.pipe.unet(self.latents, self.timestep, return_dict=False, **self.text.unet_inputs)
         )
         return calls | {"recorded step": self._record, "source": self._generate}
 

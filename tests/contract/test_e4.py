@@ -76,7 +76,7 @@ def test_the_comparison_can_fail(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["square"]
     case, executor = StepEdit(unet, grid), Executor(unet)
     got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
-    dense = unet(case.edited, case.timestep, case.texts[1])[0]
+    dense = unet(case.edited, case.timestep, **case.texts[1].unet_inputs)[0]
     assert not torch.allclose(got, rows(dense, grid), atol=10 * TOLERANCE, rtol=0)
 
 
@@ -93,9 +93,11 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
     got, _ = executor.run_sparse(
         again, case.timestep, case.texts[0], {}, FeatureOverlay(overlay, make_row_plan(second, executor.num_levels))
     )
-    base = oracle.record(unet, case.source, case.timestep, case.texts[0])
-    mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)
-    expected = oracle.mixed_forward(unet, mixed, again, case.timestep, case.texts[0], torch.from_numpy(second))
+    base = oracle.record(unet, case.source, case.timestep, case.texts[0].unet_inputs)
+    mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1].unet_inputs, case.inside)
+    expected = oracle.mixed_forward(
+        unet, mixed, again, case.timestep, case.texts[0].unet_inputs, torch.from_numpy(second)
+    )
     assert torch.allclose(got, rows(expected, second), atol=TOLERANCE, rtol=0)
 
 

@@ -26,9 +26,9 @@ def test_batches_of_edits_equal_one_by_one(pipelines):
     plan = make_row_plan(grid, executor.num_levels)
     together, _ = case.sparse(executor, plan)
     for i in range(4):
-        _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})
+        _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0][i : i + 1], {})
         alone, _ = executor.run_sparse(
-            case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, FeatureOverlay(maps, plan)
+            case.edited[i : i + 1], case.timestep, case.texts[1][i : i + 1], {}, FeatureOverlay(maps, plan)
         )
         assert torch.allclose(together[i], alone[0], atol=TOLERANCE, rtol=0)
 

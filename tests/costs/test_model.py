@@ -20,6 +20,7 @@ from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import Quality, Step
+from tests.support.conditions import random_conditions
 from tests.support.edits import config_of
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -36,11 +37,11 @@ class Evaluation:
         self.unet, self.batch, self.executor = unet, batch, Executor(unet)
         make = torch.Generator().manual_seed(0)
         self.latents = torch.randn(batch, 4, HEIGHT, WIDTH, generator=make)
-        self.text = torch.randn(batch, 11, unet.config.cross_attention_dim, generator=make)
+        self.text = random_conditions(unet, batch, make)
         self.sizes = make_row_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.num_levels).rows
 
     def dense(self):
-        return self.unet(self.latents, torch.tensor(500), self.text)
+        return self.unet(self.latents, torch.tensor(500), **self.text.unet_inputs)
 
     def sparse(self, plan, text_cache):
         with torch.no_grad():

@@ -59,14 +59,14 @@ def test_a_step_is_the_mixed_forward_over_a_given_map(pipelines, shape, name):
     deep = torch.randn(recorded.shape, generator=torch.Generator().manual_seed(1))
     overlay.maps[entry.entry] = deep[:, plan.levels[0].active]
     got, overlay = executor.run_sparse(case.edited, case.timestep, case.texts[1], {}, overlay)
-    maps = oracle.record(unet, case.source, case.timestep, case.texts[0])
+    maps = oracle.record(unet, case.source, case.timestep, case.texts[0].unet_inputs)
 
     def given(feature_map):
         as_map = deep.transpose(1, 2).unflatten(2, grid.shape)
         return torch.where(case.inside, as_map, feature_map)
 
     with entering(unet, given):
-        expected = oracle.mixed_forward(unet, maps, case.edited, case.timestep, case.texts[1], case.inside)
+        expected = oracle.mixed_forward(unet, maps, case.edited, case.timestep, case.texts[1].unet_inputs, case.inside)
     assert oracle.deviation(got, rows(expected, grid)) <= 1e-4
     assert is_shallow(overlay) and not is_shallow(source)
     assert set(overlay.maps) == {site.name for site in executor.sites if site.name in source and entry.runs(site.name)}

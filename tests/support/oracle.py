@@ -38,6 +38,9 @@ Grid = tuple[int, int]
 Maps = dict[str, Tensor]
 """Layer name -> its output: [B, C, H, W] of a conv, [B, HW, C] of a linear or an attention."""
 
+Text = Tensor | Mapping[str, object]
+"""Embeddings [B, T, D], or all arguments of a UNet that tell of prompts."""
+
 Visit = Callable[[str, Tensor, Grid], Tensor]
 """Sees a positional layer's name, output and grid (H, W); what it returns takes the output's place."""
 
@@ -50,8 +53,8 @@ class Recording:
     output: Tensor
 
 
-def record(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Tensor) -> Recording:
-    """Run a plain dense forward of `latents` [B, 4, h, w] and `text` [B, T, D], and keep what a mixed one needs."""
+def record(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Text) -> Recording:
+    """Run a plain dense forward of `latents` [B, 4, h, w] and `text`, and keep what a mixed one needs."""
     maps: Maps = {}
     with recording(unet, maps):
         return Recording(maps, _forward(unet, latents, timestep, text))
@@ -62,7 +65,7 @@ def mix(
     source: Recording,
     latents: Tensor,
     timestep: Tensor | int,
-    text: Tensor,
+    text: Text,
     active: Tensor,
 ) -> Recording:
     """Run the mixed forward and keep its maps, which are the source of an edit on this edit. See `mixed_forward`."""
@@ -76,7 +79,7 @@ def mixed_forward(
     source: Recording,
     latents: Tensor,
     timestep: Tensor | int,
-    text: Tensor,
+    text: Text,
     active: Tensor,
 ) -> Tensor:
     """Run the mixed forward.
@@ -84,7 +87,7 @@ def mixed_forward(
     Args:
         source: the forward of the source's latents and text at the same timestep.
         latents: [B, 4, h, w], the source's outside the edit.
-        text: [B, T, D] of the new prompt.
+        text: of the new prompt.
         active: bool [h, w], the same for all branches.
 
     Returns:
@@ -94,8 +97,9 @@ def mixed_forward(
 
 
 @torch.no_grad()
-def _forward(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Tensor) -> Tensor:
-    return unet(latents, timestep, encoder_hidden_states=text, return_dict=False)[0]
+def _forward(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Text) -> Tensor:
+    inputs = {"encoder_hidden_states": text} if isinstance(text, Tensor) else text
+    return unet(latents, timestep, return_dict=False, **inputs)[0]
 
 
 def coarser(active: Tensor) -> Tensor:
