@@ -26,7 +26,7 @@ from fisedit.features.cache import FeatureOverlay, StepFeatures
 from fisedit.features.codec import AS_RECORDED, CACHE_DTYPES
 from fisedit.machine.device import choose_device
 from fisedit.machine.malloc import keep_freed_memory
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.loader import load
 from fisedit.sampling.engine import Engine
 from fisedit.values import LATENT_FACTOR

@@ -18,7 +18,7 @@ from fisedit.bench.edit_case import EditCase, MethodResult
 from fisedit.decoder.decode import decode
 from fisedit.features.cache import FeatureOverlay, recorded_statistics
 from fisedit.masking.masks import otsu
-from fisedit.models.conditioning import Conditioning, concatenated
+from fisedit.models.families.conditioning import Conditioning, concatenated
 from fisedit.sampling import denoise
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.picture_adapter import AdapterInputs
     from fisedit.features.cache import CachedFeatures
     from fisedit.features.sites import LayerSite
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.models.injection import Replacement
     from fisedit.sparse.executor import SideNetwork, TakeMap
     from fisedit.sparse_kernels.row_plan import SparsePlan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fisedit.masking.mask_options import MaskOptions
     from fisedit.masking.region_values import Points
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid, EditScript, GenerationConfig

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from fisedit.features.cache import CachedFeatures
     from fisedit.masking.segments import SegmentTree
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import GenerationConfig

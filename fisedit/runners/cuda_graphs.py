@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fisedit.features.cache import CachedFeatures, FeatureOverlay
 from fisedit.features.sites import Role, project_text
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.runners.graph_capture import Captured, LRUCache, Outputs, PackedView, TensorPacker, capture
 from fisedit.runners.packed_features import FeaturePacker
 from fisedit.runners.prefetch import Prefetcher

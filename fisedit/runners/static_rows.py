@@ -16,7 +16,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from fisedit.features.sites import LayerSite, Role, base_layer, channels
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable

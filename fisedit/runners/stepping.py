@@ -18,7 +18,7 @@ from torch import Tensor
 from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.features.cache import CachedFeatures, FeatureOverlay, StepFeatures, shifted
 from fisedit.features.sites import LayerSite, Role
-from fisedit.models.conditioning import Conditioning, interleaved
+from fisedit.models.families.conditioning import Conditioning, interleaved
 from fisedit.models.injection import exclusive
 from fisedit.models.layer_changes import foreign_hooks
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor

@@ -29,7 +29,7 @@ from fisedit.values import GenerationConfig, Step, next_seed
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import LatentEdit
     from fisedit.values import ActiveCells

@@ -18,6 +18,7 @@ from fisedit.features.record_size import RecordSize
 from fisedit.features.sites import LayerSite, Role, decoder_sites, loras
 from fisedit.features.tiers import FeatureTiers
 from fisedit.machine.stopwatch import StepWork
+from fisedit.models.families.stable_diffusion_xl import as_model
 from fisedit.models.layer_changes import check_layers
 from fisedit.runners.stepping import Graphs
 from fisedit.sampling.edit_plans import row_plan
@@ -32,7 +33,7 @@ from fisedit.values import GenerationConfig, level_grids
 if TYPE_CHECKING:
     from fisedit.costs.table import CostTable
     from fisedit.machine.model import Model
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.values import BoolGrid
 
 
@@ -63,6 +64,7 @@ class Engine:
         encoding: FeatureEncoding = AS_RECORDED,
         tiers: FeatureTiers | None = None,
     ) -> None:
+        pipe = as_model(pipe)
         self.pipe, self.budget, self.encoding = pipe, budget, encoding
         self.tiers = FeatureTiers() if tiers is None else tiers
         self.executor, self.loras = Executor(pipe.unet), loras(pipe.unet, pipe.text_encoder)

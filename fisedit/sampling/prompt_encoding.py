@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fisedit.adapters import textual_inversion
-from fisedit.models.conditioning import Conditioning, joined
+from fisedit.models.families.conditioning import Conditioning, joined
+from fisedit.models.families.text_encoding import PromptChunk, chunk_encoder
 from fisedit.models.injection import exclusive
-from fisedit.models.text_encoding import PromptChunk, chunk_encoder
 from fisedit.models.vocabulary import vocabulary_of
 from fisedit.prompts.chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
 from fisedit.prompts.syntax import syntax_notes

@@ -34,7 +34,7 @@ from fisedit.values import GenerationConfig, Shallow
 if TYPE_CHECKING:
     from fisedit.features.pages import Page
     from fisedit.features.tiers import Remake
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.step import StepCallback
     from fisedit.values import EditMode

@@ -14,7 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from fisedit.features.cache import CachedFeatures
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.latent_blend import LatentBlend
     from fisedit.sampling.scheduler import Sampler
     from fisedit.sampling.trajectory import Trajectory

@@ -22,7 +22,7 @@ from fisedit.features.cache import (
 )
 from fisedit.features.sites import project_text
 from fisedit.machine.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
-from fisedit.models.conditioning import joined
+from fisedit.models.families.conditioning import joined
 from fisedit.runners.stepping import SparseEdit, SparseSteps
 from fisedit.sampling import records
 from fisedit.sampling.edit_plans import injected_keys, plans_of

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.features.cache import CachedFeatures, FeatureDelta
-    from fisedit.models.conditioning import Conditioning
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.scheduler import Sampler
     from fisedit.values import ActiveCells, BoolGrid, EditMode, GenerationConfig
 

@@ -29,7 +29,7 @@ from fisedit.features.sites import (
     project_text,
     unet_sites,
 )
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.injection import Replacement, injected
 from fisedit.models.layer_changes import check_layers
 from fisedit.sparse.blocks import EncoderBlocks, ShallowBlocks, UNetBlocks

@@ -12,7 +12,7 @@ import torch
 from fisedit.errors import UnsupportedModuleError
 from fisedit.features.cache import FeatureOverlay, recorded_statistics
 from fisedit.features.sites import Role
-from fisedit.models.conditioning import interleaved
+from fisedit.models.families.conditioning import interleaved
 from fisedit.runners import cuda_graphs
 from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.runners.static_rows import NORMS
@@ -28,7 +28,7 @@ from tests.support.pipelines import build_pipeline
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24)}
+SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24), "sdxl": (13, 17)}
 
 
 @pytest.mark.sweep(1)
@@ -49,10 +49,11 @@ def test_by_every_backend(pipelines, backend, name):
         case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))
 
 
-def test_edits_of_several_masks_in_one_batch(pipelines):
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_edits_of_several_masks_in_one_batch(pipelines, shape):
     """E7: each as it would be alone, however much the others pad it."""
     names = ("one_cell", "everything", "blobs", "checkerboard")
-    case = Case(pipelines["sd15"].unet, [grids(16, 16)[name] for name in names])
+    case = Case(pipelines[shape].unet, [grids(16, 16)[name] for name in names])
     case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fisedit.decoder.decode import DecoderCache, coarse_plan, decode
 from fisedit.decoder.tiles import boxes
 from fisedit.features.cache import StepFeatures
-from fisedit.models.conditioning import Conditioning, interleaved
+from fisedit.models.families.conditioning import Conditioning, interleaved
 from fisedit.runners import captured_decode, graph_cache
 from fisedit.runners.captured_decode import CapturedDecoder
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor

@@ -17,7 +17,7 @@ from fisedit.decoder import tiles as boxing
 from fisedit.errors import InputError
 from fisedit.features.cache import FeatureOverlay, StepFeatures
 from fisedit.features.sites import Role
-from fisedit.models.conditioning import interleaved
+from fisedit.models.families.conditioning import interleaved
 from fisedit.models.loader import load
 from fisedit.runners import prefetch
 from fisedit.runners.cuda_graphs import GraphExecutor

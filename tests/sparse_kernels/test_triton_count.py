@@ -17,7 +17,7 @@ from torch import is_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.random_init import _SD15
 from fisedit.runners import cuda_graphs
 from fisedit.runners.cuda_graphs import GraphExecutor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fisedit.features.cache import FeatureOverlay
-from fisedit.models.conditioning import interleaved
+from fisedit.models.families.conditioning import interleaved
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from tests.support.conditions import random_conditions

@@ -3,6 +3,7 @@
 `mixed_forward` is a dense UNet forward in which, after every conv, linear and attention, positions outside the active
 set are overwritten by those of the source's forward. Norms and element-wise layers are left alone: they see the mixed
 map and take their statistics from it. Text keys and values and the time embedding have no positions and stay fresh.
+A ResNet block's first conv counts with what is added to it for the time: Stable Diffusion XL's has the prompt in it.
 
 After a dense step of an edit, recorded maps are shifted by what it found changed; of a transformer's norm, what each
 position has part in its statistics is shifted, as a sparse edit reads nothing else of its input (`norms_by_position`).
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as fn
 from diffusers import TCDScheduler
 from diffusers.models.attention_processor import Attention
+from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
@@ -197,12 +199,17 @@ def watching(module: nn.Module, visit: Visit) -> Iterator[None]:
     def on_map(name: str) -> Callable[..., Tensor]:
         return lambda _, args, output: visit(name, output, grid_of(output))
 
+    def on_timed(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+        return lambda _, args: (visit(name, args[0], grid_of(args[0])),)
+
     def on_tokens(name: str, place: str) -> Callable[..., Tensor]:
         return lambda _, args, output: visit(name, output, grids[place])
 
     with ExitStack() as hooks:
         for name, conv in _named(module, nn.Conv2d):
             hooks.callback(conv.register_forward_hook(on_map(name)).remove)
+        for name, block in _named(module, ResnetBlock2D):
+            hooks.callback(block.norm2.register_forward_pre_hook(on_timed(f"{name}.timed".lstrip("."))).remove)
         for place, transformer in _named(module, Transformer2DModel):
             # Its tokens are laid out on the map that enters its norm: a token count alone does not tell H from W.
             hooks.callback(transformer.norm.register_forward_pre_hook(note(place)).remove)

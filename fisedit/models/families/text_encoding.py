@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fisedit.models.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.prompts.embeddings import embeddings
 
 if TYPE_CHECKING:
