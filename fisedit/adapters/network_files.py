@@ -17,7 +17,7 @@ import torch
 
 from fisedit.errors import AdapterError
 from fisedit.models.conversion import build, check_finite, converted, origins, scale_names, trace, unscaled
-from fisedit.models.validation import SINGLE_FILE, check_shapes, unread
+from fisedit.models.validation import WHOLE_MODEL, check_shapes, unread
 from fisedit.models.weight_files import config_beside, parts_of, read_json, read_shapes, read_tensors, weight_files
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ NETWORKS = (T2I_ADAPTER, CONTROL_NET)
 """diffusers' classes of networks that read a control picture."""
 
 _STEM = "diffusion_pytorch_model"
-_WHOLE_MODEL = tuple(start for starts in SINGLE_FILE.values() for start in starts)
 _SEES = "controlnet_cond_embedding.conv_in.weight"
 _SAW = ("control_model.input_hint_block.0.weight", "input_hint_block.0.weight")
 _T2I = re.compile(r"(adapter\.)?(conv_in\.|body\.\d+\.(resnets|block1|block2|body|in_conv|out_conv)\b)")
@@ -115,7 +114,7 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
 
 def _check_read(label: str, path: Path, names: list[str]) -> None:
     """Raise AdapterError for tensors that the network does not have; those of a model beside it are told."""
-    if others := [name for name in names if not name.startswith(_WHOLE_MODEL)]:
+    if others := [name for name in names if not name.startswith(WHOLE_MODEL)]:
         raise AdapterError(f"{path} holds {others[0]}, which no {label} for this model has; get another file")
     if names:
         _log.warning("%s holds a whole model too, which is not read; its %s is", path.name, label)

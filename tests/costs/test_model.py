@@ -94,7 +94,9 @@ def test_a_shallow_step_costs_what_torch_counts(pipelines, shape):
 
     sites = [site for site in step.executor.sites if entry.runs(site.name)]
     embedding, last = unet.time_embedding, unet.up_blocks[-1].resnets[-1]
-    added = [] if unet.config.addition_embed_type is None else [unet.add_embedding.linear_1, unet.add_embedding.linear_2]
+    added = (
+        [] if unet.config.addition_embed_type is None else [unet.add_embedding.linear_1, unet.add_embedding.linear_2]
+    )
     layers = embedding.linear_1, embedding.linear_2, *added, last.time_emb_proj
     time = 2 * sum(layer.weight.numel() for layer in layers)
     assert counted(run) == unet_macs(sites, plan.rows, step.sizes, 2, 11) + time

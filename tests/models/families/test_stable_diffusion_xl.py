@@ -157,3 +157,20 @@ def test_an_edit_moves_nothing_outside(pipe, prompt):
     check_outside(editor, result, source)
     check_pinned(trajectory(editor, result), trajectory(editor, source), mask)
     assert result.stats.unet_evaluations_sparse
+
+
+def test_an_autoencoder_in_fp32_beside_a_model_in_16_bit():
+    """Pictures, opened ones, edits and previews, as by diffusers, which upcasts latents."""
+    pipe = build_pipeline("sdxl").to(torch.bfloat16)
+    pipe.vae.float()
+    editor, mask = Editor(pipe), np.pad(np.ones((4, 4), bool), 6)
+    source = editor.generate(CAT, seed=7, num_inference_steps=2)
+    found = latents(trajectory(editor, source))[-1:]
+    assert found.dtype == torch.bfloat16
+    expected = pipe.image_processor.postprocess(oracle.dense_decode(pipe, found.float()), output_type="pil")[0]
+    assert np.abs(np.asarray(source.image, int) - np.asarray(expected, int)).max() <= 1
+    check_outside(editor, editor.edit(DOG, mask=mask, growth=1, on_step=lambda *_: None), source)
+    opened = editor.open(scene(), CAT, num_inference_steps=2)
+    assert latents(trajectory(editor, opened)).dtype == torch.bfloat16
+    assert opened.image.tobytes() == editor.edit(CAT).image.tobytes()
+    check_outside(editor, editor.edit(DOG, mask=mask, growth=1), opened)
