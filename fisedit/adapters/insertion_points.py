@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fisedit.errors import AdapterError
 from fisedit.models.injection import Forward, ForwardWrapper, Injection
 
 if TYPE_CHECKING:
@@ -50,7 +51,15 @@ class InsertionPoint:
 
 
 def insertion_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
-    """The insertion points of a UNet, "down_0" to "up_N", in the order of the forward pass."""
+    """The insertion points of a UNet, "down_0" to "up_N", in the order of the forward pass.
+
+    Raises:
+        AdapterError: The UNet has no middle block.
+    """
+    if unet.mid_block is None:
+        raise AdapterError(
+            "the UNet has no middle block, as BK-SDM's small ones; adapters that change it need another model"
+        )
     found, level, downs = {}, 0, len(unet.down_blocks)
     for i, block in enumerate(unet.down_blocks):
         level += bool(block.downsamplers)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
 _SCHEDULE_TOLERANCE = 2e-3  # fp16's rounding of numbers up to 1, and less than zero terminal SNR's change
+_AGAIN = "get the file again, or of a distilled model (BK-SDM, SSD-1B) its diffusers folder"
 _STEM, _TEXT_STEM = "diffusion_pytorch_model", "model"
 
 
@@ -139,7 +140,8 @@ def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Any:
     read, traced = {*MARKERS, *scale_names(shapes)}, trace(shapes)
     for part, config in configs.items():
         expected, found = _shapes_of(part, json.dumps(config)), _converted(family, part, traced, config)
-        checks.check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
+        actual = {name: tuple(tensor.shape) for name, tensor in found.items()}
+        checks.check_shapes(part, expected, actual, again=_AGAIN)
         read |= origins(found, expected)
     mapped = read_tensors(files)
     tensors = unscaled(mapped, dtype)

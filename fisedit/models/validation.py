@@ -108,13 +108,12 @@ _SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_hid_dim": (None,),
     "encoder_hid_dim_type": (None,),
     "mid_block_only_cross_attention": (None, False),
-    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None),
     "num_class_embeds": (None,),
     "only_cross_attention": (False,),
     "resnet_out_scale_factor": (1, 1.0),
     "resnet_skip_time_act": (False,),
     "resnet_time_scale_shift": ("default",),
-    "reverse_transformer_layers_per_block": (None,),
     "time_embedding_act_fn": (None,),
     "time_embedding_type": ("positional",),
     "timestep_post_act": (None,),
@@ -369,7 +368,13 @@ def check_config(part: str, config: Config) -> None:
             raise _setting(part, name, config[name], "eager or sdpa")
 
 
-def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "config and weights do not match") -> None:
+def check_shapes(
+    part: str,
+    expected: Shapes,
+    actual: Shapes,
+    advice: str = "config and weights do not match",
+    again: str = "download them again",
+) -> None:
     """Compare a component's tensors with those of its configuration.
 
     Args:
@@ -377,6 +382,7 @@ def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "con
         expected: Tensors of the configuration.
         actual: Tensors of the file.
         advice: Last words of the message on another shape.
+        again: Last words of the message on a tensor that is missing.
 
     Raises:
         ModelError: Tensors are missing or have other shapes; names the first.
@@ -384,7 +390,7 @@ def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "con
     missing = [name for name in expected if name not in actual]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download them again")
+        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; {again}")
     for name, shape in expected.items():
         if actual[name] != shape:
             raise ModelError(f"the {part}'s {name} must be {shape}, got {actual[name]}; {advice}")

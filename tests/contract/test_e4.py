@@ -11,6 +11,7 @@ from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.resnet import ResnetBlock2D
 
 from fisedit.features.cache import FeatureOverlay
+from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops, tuning
@@ -18,8 +19,9 @@ from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import Step
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, cells, check_pinned, config_of, latents, oracle_chain, record, replay
+from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
-from tests.support.pipelines import ALL_SCHEDULERS, SCHEDULERS, SHAPES, build_pipeline, with_scheduler
+from tests.support.pipelines import ALL_SCHEDULERS, DISTILLED, SCHEDULERS, SHAPES, build_pipeline, with_scheduler
 from tests.support.steps import StepEdit, rows
 
 TOLERANCE = 1e-4
@@ -57,6 +59,17 @@ def test_every_backend_equals_the_oracle_without_guidance(pipelines, shape, back
     with ops.use(backend):
         got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
     assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_distilled_relatives_equal_the_oracle(name):
+    """With fewer layers, and with a middle block without attention or none; eagerly, and by captured steps."""
+    unet, grid = build_pipeline(name).unet, grids(13, 17)["blobs"]
+    case, executor = StepEdit(unet, grid), Executor(unet)
+    got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
+    assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
+    captured = Case(unet, [grid])
+    captured.check(captured.begin(GraphExecutor(captured.executor)).step(0, captured.batch(), TIME))
 
 
 def test_blocks_with_plain_feed_forwards_and_scaled_sums_equal_the_oracle():

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
@@ -22,9 +23,9 @@ from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.models import loader, paths
 from fisedit.models.families import family
 from fisedit.sampling.engine import Engine
-from tests.support.edits import config_of
+from tests.support.edits import check_outside, config_of
 from tests.support.inpainting import inpainting
-from tests.support.pipelines import build_pipeline
+from tests.support.pipelines import DISTILLED, build_pipeline
 from tests.support.single_file import save_single_file
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
@@ -116,6 +117,16 @@ def test_loading_takes_no_second_copy_of_the_weights(pipelines, folder, model):
 def test_every_shape_loads(pipelines, name, tmp_path):
     pipelines[name].save_pretrained(tmp_path)
     assert same_weights(loader.load(str(tmp_path), dtype=torch.float32), pipelines[name])
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_distilled_relatives_load_and_edit(name, tmp_path):
+    pipe = build_pipeline(name)
+    pipe.save_pretrained(tmp_path)
+    editor = Editor(loader.load(tmp_path, dtype="fp32"))
+    assert same_weights(editor.pipe, pipe)
+    source = editor.generate("a cat", num_inference_steps=2, width=128, height=128)
+    check_outside(editor, editor.edit("a dog", mask=np.pad(np.ones((4, 4), bool), 6), growth=1), source)
 
 
 def test_an_fp16_variant_loads(pipelines, tmp_path):

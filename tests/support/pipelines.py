@@ -7,7 +7,7 @@ averages away. So every parameter is redrawn, and one forward pass scales each c
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -95,8 +95,10 @@ class UNetShape:
     linear_projection: bool = False
     prediction: str = "epsilon"
     sample_size: int = 16
-    depth: int | tuple[int, ...] = 1
+    depth: int | tuple[int, ...] | tuple[tuple[int, ...], ...] = 1
     pooled: int = 0
+    middle: str | None = "UNetMidBlock2DCrossAttn"
+    reverse_depth: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def down_blocks(self) -> tuple[str, ...]:
@@ -137,18 +139,34 @@ SHAPES: Mapping[str, UNetShape] = MappingProxyType(
 )
 
 
+DISTILLED: Mapping[str, UNetShape] = MappingProxyType(
+    {
+        "BK-SDM-Base": replace(SHAPES["sd15"], layers=1),
+        "BK-SDM-Small": replace(SHAPES["sd15"], layers=1, middle=None),
+        "BK-SDM-Tiny": replace(SHAPES["demo"], layers=1, middle=None),
+        "SSD-1B": replace(
+            SHAPES["sdxl"],
+            depth=((1, 1), (2, 2), (1, 2)),
+            reverse_depth=((1, 2, 3), (2, 1, 1), (1, 1, 1)),
+            middle="UNetMidBlock2D",
+        ),
+    }
+)
+"""Shapes whose blocks are fewer than their family's."""
+
+
 def build_pipeline(name: str, seed: int = 0, layers: int = 2) -> StableDiffusionPipeline:
     """Build the random fp32 pipeline `name` of `SHAPES`, the same one for the same seed; safe to modify.
 
     Args:
-        name: of `SHAPES`.
+        name: of `SHAPES` or `DISTILLED`.
         seed: of the weights.
         layers: of the text encoders.
 
     Raises:
-        KeyError: `name` is not in `SHAPES`.
+        KeyError: `name` is in none of them.
     """
-    shape = SHAPES[name]
+    shape = {**SHAPES, **DISTILLED}[name]
     with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         if shape.pooled:
@@ -282,7 +300,8 @@ def _unet_config(shape: UNetShape) -> dict[str, object]:
         "block_out_channels": shape.channels,
         "down_block_types": shape.down_blocks,
         "up_block_types": shape.up_blocks,
-        "mid_block_type": "UNetMidBlock2DCrossAttn",
+        "mid_block_type": shape.middle,
+        "reverse_transformer_layers_per_block": shape.reverse_depth,
         "layers_per_block": shape.layers,
         "attention_head_dim": shape.heads,
         "norm_num_groups": shape.groups,
