@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
-STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1024), (-16, 16)
+STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1536), (-16, 16)
+MAX_CANVAS = 1024 * 1024
+"""Pixels of a new picture: those of Stable Diffusion XL's squares and portraits."""
+
 DRAWN_SEEDS, PAGE_SEEDS = 2**32, (0, 2**53 - 1)
 """Number of seeds that are drawn of, and the seeds that a browser's numbers hold exactly; others come by JSON."""
 
@@ -222,6 +225,9 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
+    if (settings.width or 0) * (settings.height or 0) > MAX_CANVAS:
+        got = f"{settings.width}x{settings.height}"
+        raise InputError(f"a new picture must have at most {MAX_CANVAS} pixels, got {got}; use 1024x1024, or 1536x680")
     _check_names(settings)
     try:
         SchedulerName(settings.scheduler)

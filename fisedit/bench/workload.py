@@ -10,6 +10,7 @@ import numpy as np
 
 from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.masking import masks
+from fisedit.models.families.family import FAMILIES, SD1
 from fisedit.models.loader import load
 from fisedit.models.random_init import random_pipeline
 from fisedit.values import LATENT_FACTOR, make_generation_config
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 """The prompts of the source and of the edit."""
+
+RANDOM = {family.name: family for family in FAMILIES}
+"""Names that are given as a model for random weights of a family's architecture."""
 
 STEP_DILATION = 1
 """Dilation at which single steps are compared, in latent cells; whole edits use the default settings."""
@@ -46,7 +50,7 @@ class Workload:
 
 
 def load_workload(settings: SpeedSettings) -> Workload:
-    """The model that is measured, with random weights of SD 1.5's shapes if none is named.
+    """The model that is measured, with random weights of SD 1.5's shapes if none is named, or of a family that is.
 
     Args:
         settings: The settings of the benchmark.
@@ -57,8 +61,9 @@ def load_workload(settings: SpeedSettings) -> Workload:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    if settings.model is None:
-        pipe = random_pipeline(device, dtype)
+    family = RANDOM.get(settings.model or SD1.name)
+    if family is not None:
+        pipe = random_pipeline(device, dtype, family=family)
     else:
         pipe = load(settings.model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
     config = make_generation_config(

@@ -119,17 +119,18 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     return folder
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a model.
+def load_tokenizer(folder: Path, name: str = "tokenizer") -> Any:
+    """Load a tokenizer of a model.
 
     Args:
         folder: From `config_folder`.
+        name: The name of the tokenizer.
 
     Raises:
         ModelError: It is damaged.
     """
     with quiet_loaders():
-        return _load_tokenizer(folder / "tokenizer")
+        return _load_tokenizer(folder / name)
 
 
 def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Any:

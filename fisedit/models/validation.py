@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
+from fisedit.models.families.conditioning import SIZES
 from fisedit.models.families.family import FAMILIES, SD1, SDXL, Family
 from fisedit.models.weight_files import PICKLES, Shapes, is_safetensors, pickle_error, read_json
 
@@ -121,7 +122,6 @@ _SUPPORTED: Mapping[str, tuple[object, ...]] = {
 """UNet setting -> values for which the sparse engine is exact; a missing setting has its default."""
 
 Config = Mapping[str, Any]
-_SIZES = 6  # of the original, the crop and the target
 
 
 def check_pipeline(folder: Path, without: Collection[str] = ()) -> Family:
@@ -340,11 +340,11 @@ def check_fit(unet: Config, encoders: Sequence[Config]) -> None:
         plural = "text encoder writes" if len(encoders) == 1 else "text encoders write"
         raise ModelError(f"the UNet reads text of width {reads}, the {plural} {writes}; take both from one model")
     if unet.get("addition_embed_type") is not None:
-        pooled, sizes = int(encoders[-1].get("projection_dim", 0)), _SIZES * int(unet.get("addition_time_embed_dim", 0))
+        pooled, sizes = int(encoders[-1].get("projection_dim", 0)), SIZES * int(unet.get("addition_time_embed_dim", 0))
         reads = unet.get("projection_class_embeddings_input_dim")
         if reads != pooled + sizes:
             raise ModelError(
-                f"the UNet adds conditions of width {reads}, the second text encoder and {_SIZES} sizes have "
+                f"the UNet adds conditions of width {reads}, the second text encoder and {SIZES} sizes have "
                 f"{pooled + sizes}; take both from one model"
             )
 

@@ -14,7 +14,7 @@ from fisedit.decoder.decode import decode, decode_sparse
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.sites import num_levels, unet_sites
-from fisedit.models import random_init
+from fisedit.models.families.family import SD1
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
@@ -118,7 +118,7 @@ def test_a_boxed_decode_costs_what_torch_counts(pipelines, name):
 
 def test_what_a_step_takes_at_least_on_each_device():
     """On a GPU an estimate: the floor that is hoped for, at a third of the chip's peak, less what a step computes."""
-    config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
+    config = UNet2DConditionModel.load_config(SD1.configs / "unet")
     with torch.device("meta"):
         executor = Executor(UNet2DConditionModel.from_config(config))
     grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))

@@ -193,7 +193,7 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
     with ops.use(backend):
         executor, time = Executor(unet), torch.tensor(500, device="cuda")
         source, other = torch.randn(2, 2, 4, 16, 16, generator=make, device="cuda")
-        texts = [random_conditions(unet, 2, make, "cuda") for _ in range(2)]
+        texts = [random_conditions(unet, 2) for _ in range(2)]
         _, maps = executor.run_dense(source, time, texts[0], {})
         graphs, allocated = GraphExecutor(executor), []
         for mask in (grids(16, 16)[name] for name in ("square", "row")):

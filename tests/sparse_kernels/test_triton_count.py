@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fisedit.models.families.conditioning import Conditioning
-from fisedit.models.random_init import _SD15
+from fisedit.models.families.family import SD1
 from fisedit.runners import cuda_graphs
 from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
@@ -67,7 +67,7 @@ def step(monkeypatch, area, edits=1, *, quantised=""):
     grid, edge = np.zeros((SIDE, SIDE), bool), round(SIDE * area**0.5)
     grid[8 : 8 + edge, 8 : 8 + edge] = True
     with torch.device("meta"), torch.inference_mode():
-        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet")).half().eval()
+        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet")).half().eval()
         unet.to(memory_format=torch.channels_last)
         latents, time = torch.zeros(2, 4, SIDE, SIDE).half(), torch.tensor(500)
         text = Conditioning(torch.zeros(2, 77, 768).half())

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fisedit.errors import AdapterError
+
 if TYPE_CHECKING:
+    from diffusers import UNet2DConditionModel
     from torch import Tensor
+
+SIZES = 6
+"""Numbers that tell Stable Diffusion XL the sizes of the original, the crop and the target."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +59,55 @@ class Conditioning:
         """The conditions of some items."""
         return self._changed(lambda tensor: tensor[items])
 
+    def to(self, dtype: torch.dtype) -> Conditioning:
+        """The same in another dtype."""
+        return self._changed(lambda tensor: tensor.to(dtype))
+
     def repeated(self, count: int) -> Conditioning:
         """Every item as often as given, one after another."""
         return self._changed(lambda tensor: tensor.repeat_interleave(count, 0))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Conditioning:
         return Conditioning(change(self.text), {name: change(tensor) for name, tensor in self.added.items()})
+
+
+def check_reads_text_alone(unet: UNet2DConditionModel, what: str) -> None:
+    """Check that a UNet reads nothing of prompts but embeddings.
+
+    Args:
+        unet: The UNet.
+        what: An adapter that gives it nothing else, for the message.
+
+    Raises:
+        AdapterError: It reads more.
+    """
+    if unet.config.addition_embed_type is not None:
+        raise AdapterError(
+            f"{what} is for Stable Diffusion 1.x and 2.x, got Stable Diffusion XL, whose UNet reads pooled text and "
+            "sizes as well; load a model that it was trained for"
+        )
+
+
+def example(unet: UNet2DConditionModel, batch: int, tokens: int, make: torch.Generator | None = None) -> Conditioning:
+    """Random conditions of the shapes that a UNet reads, on its device, in its dtype.
+
+    Args:
+        unet: The UNet.
+        batch: B.
+        tokens: T.
+        make: A generator of a CPU; None for torch's own.
+    """
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=make).to(unet.device, unet.dtype)
+
+    config = unet.config
+    text = drawn(batch, tokens, config.cross_attention_dim)
+    if config.addition_embed_type is None:
+        return Conditioning(text)
+    pooled = config.projection_class_embeddings_input_dim - SIZES * config.addition_time_embed_dim
+    sizes = torch.randint(0, 1024, (batch, SIZES), generator=make).to(text)
+    return Conditioning(text, {"text_embeds": drawn(batch, pooled), "time_ids": sizes})
 
 
 def concatenated(parts: Sequence[Conditioning]) -> Conditioning:

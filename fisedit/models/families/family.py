@@ -105,3 +105,16 @@ SDXL = Family(
     told=("force_zeros_for_empty_prompt",),
 )
 FAMILIES = (SD1, SD2, SDXL)
+
+
+def assemble(parts: Mapping[str, Any], kind: str | None = None) -> Any:
+    """Return a diffusers pipeline of a model's components, as `Model.components` has them.
+
+    Args:
+        parts: By name.
+        kind: The name of diffusers' class; None for the one that generates.
+    """
+    import diffusers
+
+    family = max(FAMILIES, key=lambda family: len(family.parts.keys() & parts.keys()))
+    return getattr(diffusers, kind or family.pipelines[0])(**{**family.options, **parts})

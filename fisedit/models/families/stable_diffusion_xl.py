@@ -55,17 +55,25 @@ class StableDiffusionXL:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.text_encoder = TextEncoders([pipe.text_encoder, pipe.text_encoder_2])
+        self._encoders = TextEncoders([pipe.text_encoder, pipe.text_encoder_2])
 
     def __getattr__(self, name: str) -> Any:
         """Return what the pipeline has by this name."""
-        if name == "pipe":  # before it is set
+        if name in ("pipe", "_encoders"):  # before they are set
             raise AttributeError(name)
         return getattr(self.pipe, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate densely, as the pipeline does."""
         return self.pipe(*args, **kwargs)
+
+    @property
+    def text_encoder(self) -> TextEncoders:
+        """Both text encoders, as long as they are the pipeline's."""
+        own = [self.pipe.text_encoder, self.pipe.text_encoder_2]
+        if any(one is not other for one, other in zip(own, self._encoders, strict=True)):
+            self._encoders = TextEncoders(own)
+        return self._encoders
 
     @property
     def scheduler(self) -> Any:

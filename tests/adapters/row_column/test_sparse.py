@@ -17,7 +17,7 @@ from fisedit.bench.workload import square_mask
 from fisedit.costs.macs import text_macs, unet_macs
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.sites import unet_sites
-from fisedit.models.loader import _SD15
+from fisedit.models.families.family import SD1
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
@@ -241,7 +241,7 @@ def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
 def full_size():
     """SD 1.5's UNet without weights."""
     with torch.device("meta"):
-        return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+        return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet"))
 
 
 @pytest.mark.parametrize("family", ["v1", "v2", "v3", "v5"])
