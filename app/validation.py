@@ -58,8 +58,8 @@ class SourceSettings:
         steps: denoising steps, 1 to 150.
         guidance: scale of classifier-free guidance, 0 to 30; None for the model's own.
         seed: seed of the first noise, 0 to 2**63 - 1.
-        width: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
-        height: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
+        width: in pixels, 64 to 1536, divisible by 8; None for the model's own, or what suits an opened picture.
+        height: in pixels, 64 to 1536, divisible by 8; None for the model's own, or what suits an opened picture.
         scheduler: a `SchedulerName`.
         negative_prompt: what the picture should not show.
         model: the label of an offered one, "" for the first.

@@ -157,7 +157,7 @@ class ControlNetReader(PictureAdapter):
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
-        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block"):
+        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block", "addition_embed_type"):
             own, wanted = (tuple(v) if isinstance(v, list) else v for v in (self.model.config[name], unet.config[name]))
             if own != wanted:
                 raise AdapterError(f"the ControlNet's {name} must be {wanted}, got {own}; load one for this model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,11 +62,11 @@ def load_workload(settings: SpeedSettings) -> Workload:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    family = RANDOM.get(settings.model or SD1.name)
-    if family is not None:
-        pipe = random_pipeline(device, dtype, family=family)
+    model = settings.model or SD1.name
+    if model in RANDOM and not Path(model).exists():
+        pipe = random_pipeline(device, dtype, family=RANDOM[model])
     else:
-        pipe = load(settings.model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
+        pipe = load(model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
     config = make_generation_config(
         PROMPTS[0],
         seed=7,

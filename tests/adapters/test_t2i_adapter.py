@@ -14,6 +14,7 @@ from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.t2i_adapter import T2IAdapterReader
 from fisedit.errors import AdapterError
 from fisedit.features.cache import FeatureOverlay
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
@@ -100,9 +101,11 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, batch, recorded):
     reader, executor = T2IAdapterReader(network(pipe)), Executor(pipe.unet)
     maps = reader.network(torch.rand(1, 3, 128, 128, generator=make))
     stack = AdapterStack([reader.condition(maps, AdapterUse(0.7), 2)])
-    features = executor.run_dense(source, T, texts[0], {}, extra_layers=stack if recorded else None)[1]
+    features = executor.run_dense(source, T, Conditioning(texts[0]), {}, extra_layers=stack if recorded else None)[1]
     plan = make_row_plan(mask, executor.num_levels)
-    rows = executor.run_sparse(edited, T, texts[1], {}, FeatureOverlay(features, plan), extra_layers=stack)[0]
+    rows = executor.run_sparse(
+        edited, T, Conditioning(texts[1]), {}, FeatureOverlay(features, plan), extra_layers=stack
+    )[0]
     expected = mixed(pipe.unet, source, edited, texts, inside, [0.7 * each for each in maps], recorded=recorded)
     assert oracle.deviation(rows, expected.flatten(2).transpose(1, 2)[:, inside.flatten()]) <= 1e-4
 

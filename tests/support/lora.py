@@ -7,6 +7,8 @@ import copy
 import torch
 from safetensors.torch import save_file
 
+from tests.support.pipelines import assembled
+
 SCALE, ALPHA, RANK = 0.6, 2.0, 4
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "conv1", "downsamplers.0.conv")
 
@@ -25,10 +27,7 @@ def parts_of(pipe):
 
 
 def _copy(pipe):
-    options = {"add_watermarker": False} if "text_encoder_2" in pipe.components else {"requires_safety_checker": False}
-    copied = type(pipe)(**copy.deepcopy(pipe.components), **options)
-    copied.set_progress_bar_config(disable=True)
-    return copied
+    return assembled(pipe, **copy.deepcopy(pipe.components))
 
 
 class Lora:

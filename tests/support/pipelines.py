@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers import (
     AutoencoderKL,
     DDIMInverseScheduler,
     DDIMScheduler,
+    DiffusionPipeline,
     DPMSolverMultistepScheduler,
     DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
@@ -235,10 +236,15 @@ def build_scheduler(name: str = "ddim", prediction: str = "epsilon") -> Schedule
 def with_scheduler(pipe: StableDiffusionPipeline, name: str) -> StableDiffusionPipeline:
     """Wrap `pipe`'s own modules in a new pipeline that samples with scheduler `name`; `pipe` keeps its scheduler."""
     scheduler = build_scheduler(name, pipe.scheduler.config.prediction_type)
-    options = {"add_watermarker": False} if hasattr(pipe, "text_encoder_2") else {"requires_safety_checker": False}
-    other = type(pipe)(**(pipe.components | {"scheduler": scheduler}), **options)
-    other.set_progress_bar_config(disable=True)
-    return other
+    return assembled(pipe, scheduler=scheduler)
+
+
+def assembled(pipe: DiffusionPipeline, kind: type[DiffusionPipeline] | None = None, **parts: object) -> Any:
+    """Make a pipeline of another class, or of the same one, of `pipe`'s own modules and others."""
+    options = {"add_watermarker": False} if "text_encoder_2" in pipe.components else {"requires_safety_checker": False}
+    made = (kind or type(pipe))(**(pipe.components | parts), **options)
+    made.set_progress_bar_config(disable=True)
+    return made
 
 
 @lru_cache

@@ -98,6 +98,7 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
     families = FAMILIES | EXPERIMENTAL_FAMILIES
     if family not in families:
         raise AdapterError(f"family must be one of {', '.join(families)}, got {family!r}")
+    check_reads_text_alone(unet, "a reference adapter")
     points, chosen = insertion_points(unet), families[family]
     ups = len(unet.up_blocks)
     channels = {name: points[name].channels for name in chosen.insertion_points(ups)}

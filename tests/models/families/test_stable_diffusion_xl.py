@@ -9,7 +9,9 @@ from compel import Compel, ReturnedEmbeddingsType
 from diffusers import StableDiffusionXLImg2ImgPipeline
 
 from fisedit import Editor
-from fisedit.errors import InputError
+from fisedit.adapters.row_column.checkpoints import fresh_adapter
+from fisedit.errors import AdapterError, InputError
+from fisedit.models.families.conditioning import check_reads_text_alone
 from fisedit.sampling.engine import Engine
 from tests.support import oracle
 from tests.support.edits import (
@@ -174,3 +176,11 @@ def test_an_autoencoder_in_fp32_beside_a_model_in_16_bit():
     assert latents(trajectory(editor, opened)).dtype == torch.bfloat16
     assert opened.image.tobytes() == editor.edit(CAT).image.tobytes()
     check_outside(editor, editor.edit(DOG, mask=mask, growth=1), opened)
+
+
+def test_adapters_of_other_families_refuse_it_by_name(pipe):
+    for what in ("a control network of HelloMeme", "a motion adapter", "a reference adapter"):
+        with pytest.raises(AdapterError, match=rf"{what} is for Stable Diffusion 1.x and 2.x, got Stable Diffusion XL"):
+            check_reads_text_alone(pipe.unet, what)
+    with pytest.raises(AdapterError, match="a reference adapter is for"):
+        fresh_adapter(pipe.unet, "v3", heads=2)
