@@ -185,12 +185,15 @@ def _t2i_config(path: Path, shapes: Shapes, unet: UNet2DConditionModel) -> dict[
         inputs, channels = shapes[first][1] // 64, [shapes[f"adapter.body.{i}.{last}.weight"][0] for i in blocks]
     except (KeyError, IndexError) as error:
         raise AdapterError(f"the T2I-Adapter lacks {error} ({path}); download it again") from error
-    if inputs not in (1, 3):  # by the factor of 16 of those for Stable Diffusion XL
-        raise AdapterError(f"a T2I-Adapter must be for Stable Diffusion 1.x or 2.x, got one for another ({path})")
+    if inputs not in (1, 3, 4, 12):
+        raise AdapterError(f"a T2I-Adapter must be for Stable Diffusion, got one for another ({path})")
     if light:
         channels.pop()  # the last block repeats it
-    kind = "light_adapter" if light else "full_adapter"
-    return {"in_channels": inputs, "channels": channels, "num_res_blocks": layers, "adapter_type": kind}
+    kind, factor = "light_adapter" if light else "full_adapter", 8
+    if inputs in (4, 12):
+        kind, factor, inputs = "full_adapter_xl", 16, inputs // 4
+    settings = {"in_channels": inputs, "channels": channels, "num_res_blocks": layers, "adapter_type": kind}
+    return settings | {"downscale_factor": factor}
 
 
 _CONFIGS: Mapping[str, Callable[[Path, Shapes, UNet2DConditionModel], dict[str, Any]]] = {
