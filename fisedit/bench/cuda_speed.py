@@ -358,7 +358,7 @@ def _settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any
 
     config = workload.config
     return {
-        "model": settings.model or "SD 1.5 architecture, random weights",
+        "model": workload.model_name(settings),
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "whole_steps": EDIT_STEPS,

@@ -91,7 +91,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         "dense_summary": dense_summary(metrics, baselines),
         "summary": [_summary_row(row) for row in rows],
         "profile": layers,
-        "notes": [*dense.notes, *([] if settings.model else [RANDOM_NOTE])],
+        "notes": [*dense.notes, *([RANDOM_NOTE] if workload.random else [])],
     }
 
 
@@ -331,7 +331,7 @@ def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]
     """
     config = workload.config
     return {
-        "model": settings.model or "SD 1.5 architecture, random weights",
+        "model": workload.model_name(settings),
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "guidance_scale": config.guidance_scale,

@@ -11,7 +11,7 @@ import numpy as np
 
 from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.masking import masks
-from fisedit.models.families.family import FAMILIES, SD1
+from fisedit.models.families.family import SD1, SD2, SDXL
 from fisedit.models.loader import load
 from fisedit.models.random_init import random_pipeline
 from fisedit.values import LATENT_FACTOR, make_generation_config
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 """The prompts of the source and of the edit."""
 
-RANDOM = {family.name: family for family in FAMILIES}
-"""Names that are given as a model for random weights of a family's architecture."""
+RANDOM = {family.name: (title, family) for title, family in (("SD 1.5", SD1), ("SD 2", SD2), ("SDXL", SDXL))}
+"""Names that are given as a model for random weights -> the title of the architecture, and its family."""
 
 STEP_DILATION = 1
 """Dilation at which single steps are compared, in latent cells; whole edits use the default settings."""
@@ -42,12 +42,22 @@ class Workload:
         config: The settings of the source.
         device: where the model is.
         dtype: the model's.
+        random: The title of the architecture whose weights are random, or "".
     """
 
     pipe: Model
     config: GenerationConfig
     device: torch.device
     dtype: torch.dtype
+    random: str = ""
+
+    def model_name(self, settings: SpeedSettings) -> str:
+        """The model's name in reports.
+
+        Args:
+            settings: The settings that it was loaded by.
+        """
+        return f"{self.random} architecture, random weights" if self.random else str(settings.model)
 
 
 def load_workload(settings: SpeedSettings) -> Workload:
@@ -62,9 +72,10 @@ def load_workload(settings: SpeedSettings) -> Workload:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    model = settings.model or SD1.name
+    model, random = settings.model or SD1.name, ""
     if model in RANDOM and not Path(model).exists():
-        pipe = random_pipeline(device, dtype, family=RANDOM[model])
+        random, family = RANDOM[model]
+        pipe = random_pipeline(device, dtype, family=family)
     else:
         pipe = load(model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
     config = make_generation_config(
@@ -77,7 +88,7 @@ def load_workload(settings: SpeedSettings) -> Workload:
         height=settings.size,
         scheduler=settings.scheduler,
     )
-    return Workload(pipe, config, device, dtype)
+    return Workload(pipe, config, device, dtype, random)
 
 
 def square_mask(area: float, side: int) -> BoolGrid:

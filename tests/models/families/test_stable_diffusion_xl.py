@@ -10,6 +10,7 @@ from diffusers import StableDiffusionXLImg2ImgPipeline
 
 from fisedit import Editor
 from fisedit.adapters.row_column.checkpoints import fresh_adapter
+from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import AdapterError, InputError
 from fisedit.models.families.conditioning import check_reads_text_alone
 from fisedit.sampling.engine import Engine
@@ -184,3 +185,8 @@ def test_adapters_of_other_families_refuse_it_by_name(pipe):
             check_reads_text_alone(pipe.unet, what)
     with pytest.raises(AdapterError, match="a reference adapter is for"):
         fresh_adapter(pipe.unet, "v3", heads=2)
+
+
+def test_its_layers_are_timed(pipe):
+    timed = layer_seconds(Editor(pipe).pipe, 64, 0.0)
+    assert {"conv_in", "conv_out"} <= timed.keys() and all(seconds > 0 for seconds in timed.values())
