@@ -54,9 +54,6 @@ INSIDE = 0.8
 In 23 deletions of drawn scenes (256 px, development seed 9100), true masks have all of the thing that goes. Of 58
 things that stay they have .31 at most."""
 
-SURE = 0.6
-"""Confidence from which a word is believed to point at its thing, where nobody named it."""
-
 
 def num_probes(script: EditScript, options: MaskOptions) -> int:
     """Number of dense evaluations that `predict_mask` spends; "things" runs the conditional branch of the last alone.
@@ -238,7 +235,7 @@ def things_inside(
     for word in attention.objects:
         hunk = Hunk(EditKind.DELETE, (word,), (), (word,), ())
         mask = object_masks.predict(EditScript(source.config.prompt, "", EditKind.DELETE, (hunk,)), attention)
-        is_sure = mask.confidence >= SURE or any(_same_text(word, each) for each in named)
+        is_sure = mask.confidence >= masks.SURE or any(_same_text(word, each) for each in named)
         if is_sure and (mask.grid & reach).sum() >= INSIDE * mask.grid.sum() > 0:
             found.append(word)
     return tuple(found)
