@@ -20,6 +20,8 @@ from fisedit.values.drive import Drive
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit.values import Box
+
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1536), (-16, 16)
 MAX_CANVAS = 1024 * 1024
@@ -41,7 +43,18 @@ MAX_PICTURE_BYTES = 1 << 30
 
 
 class PartNotOpened(InputError):
-    """A region lies on a part of a large picture that is not open; an edit opens it."""
+    """A region lies on a part of a large picture that is not open; an edit opens it.
+
+    Args:
+        part: The part, in pixels of the picture.
+    """
+
+    def __init__(self, part: Box) -> None:
+        left, top, right, bottom = part
+        super().__init__(
+            f"Run first opens this part of the picture, {right - left}x{bottom - top} pixels, at full resolution"
+        )
+        self.part = part
 
 
 class Busy(FisEditError):

@@ -29,9 +29,12 @@ from fisedit.prompts.word_classes import TaggedPrompt
 from fisedit.sampling import denoise
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from fisedit.features.cache import CachedFeatures
@@ -39,11 +42,18 @@ if TYPE_CHECKING:
     from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
-    from fisedit.values import GenerationConfig
+    from fisedit.values import BoolGrid, GenerationConfig
 
     Heatmap = NDArray[np.float32]
 
 _SEGMENTS: WeakKeyDictionary[Trajectory, SegmentTree] = WeakKeyDictionary()
+
+
+INSIDE = 0.8
+"""Share of a thing's cells that lie inside a mask, or beside it, where the thing is inside.
+
+In 23 deletions of drawn scenes (256 px, development seed 9100), true masks have all of the thing that goes. Of 58
+things that stay they have .31 at most."""
 
 
 def num_probes(script: EditScript, options: MaskOptions) -> int:
@@ -203,6 +213,46 @@ def source_segments(engine: Engine, source: Trajectory, config: GenerationConfig
     return _SEGMENTS[source]
 
 
+@torch.inference_mode()
+def things_inside(
+    engine: Engine, source: Trajectory, config: GenerationConfig, grid: BoolGrid, named: Collection[str]
+) -> tuple[Word, ...]:
+    """The words of a source's prompt whose things lie inside a mask.
+
+    Args:
+        engine: The engine that recorded the source.
+        source: its trajectory.
+        config: The config of the source.
+        grid: booleans [h, w], the mask.
+        named: words that are believed wherever they point.
+
+    Raises:
+        NumericsError: NaN in the recorded attention.
+    """
+    steps = _recorded_steps(engine, source, config)
+    with engine.tiers.hold(steps):
+        attention = _source_attention(engine, source, config, steps)
+    reach, found = dilate(grid, 1), []
+    for word in attention.objects:
+        hunk = Hunk(EditKind.DELETE, (word,), (), (word,), ())
+        mask = object_masks.predict(EditScript(source.config.prompt, "", EditKind.DELETE, (hunk,)), attention)
+        is_sure = mask.confidence >= masks.SURE or any(_same_text(word, each) for each in named)
+        if is_sure and (mask.grid & reach).sum() >= INSIDE * mask.grid.sum() > 0:
+            found.append(word)
+    return tuple(found)
+
+
+def _source_attention(
+    engine: Engine, source: Trajectory, config: GenerationConfig, steps: Sequence[CachedFeatures]
+) -> object_masks.SourceAttention:
+    """The attention of a source's prompt at some recorded steps."""
+    sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
+    with exclusive(engine.pipe.tokenizer):
+        objects = object_words(TaggedPrompt.from_words(split(source.config.prompt, engine.pipe.tokenizer)))
+    maps = cross_maps(unet, sites, steps, source.text_keys, grids)
+    return object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), objects)
+
+
 def _object_mask(
     engine: Engine,
     source: Trajectory,
@@ -219,10 +269,7 @@ def _object_mask(
         insertion_steps = [denoise.record_probe_step(engine, config, text[0], source, evaluations - 1)]
     elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
         insertion_steps = source.features[:1]
-    with exclusive(engine.pipe.tokenizer):
-        objects = object_words(TaggedPrompt.from_words(split(script.source_prompt, engine.pipe.tokenizer)))
-    maps = cross_maps(unet, sites, steps, source.text_keys, grids)
-    attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), objects)
+    attention = _source_attention(engine, source, config, steps)
     return object_masks.predict(script, attention, cross_maps(unet, sites, insertion_steps, text[1], grids))
 
 
