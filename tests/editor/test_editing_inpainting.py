@@ -101,7 +101,7 @@ def oracle_pipe(pipe):
     """The pipeline with a UNet that says of itself that it reads latents alone."""
     unet = deepcopy(pipe.unet)
     unet.register_to_config(in_channels=4)
-    return type(pipe)(**{**pipe.components, "unet": unet}, requires_safety_checker=False)
+    return assembled(pipe, unet=unet)
 
 
 def test_an_opened_picture_is_known_where_it_is_not_masked(pipe, editor, tmp_path):
