@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -69,19 +68,3 @@ def test_memory_and_cores_are_what_a_container_has(monkeypatch):
     assert device.memory_bytes(torch.device("cpu")) == min(machine, 3 << 30)
     assert hardware.available_bytes() == 1 << 20
     assert hardware.num_cores() == 1 <= cores
-
-
-def test_threads_are_no_more_than_the_limit_has_cpus(v2, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    groups.limit_threads(v2)
-    assert os.environ["OMP_NUM_THREADS"] == "5"
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    groups.limit_threads(v2)
-    assert os.environ["OMP_NUM_THREADS"] == "2"
-
-
-def test_a_machine_without_a_limit_keeps_its_threads(tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    groups.limit_threads(tmp_path)
-    assert "OMP_NUM_THREADS" not in os.environ
