@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
-from fisedit.models.families.conditioning import SIZES
-from fisedit.models.families.family import FAMILIES, SD1, SDXL, Family
+from fisedit.models.families.family import FAMILIES, SD1, SDXL, SIZES, Family
 from fisedit.models.weight_files import PICKLES, Shapes, is_safetensors, pickle_error, read_json
 
 SUPPORTED_MODELS = "a Stable Diffusion 1.x, 2.x or XL text-to-image model"

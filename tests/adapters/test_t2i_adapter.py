@@ -179,7 +179,8 @@ def test_one_of_stable_diffusion_xl_is_its_pipelines(pipelines, tmp_path, kind):
             generator=torch.Generator().manual_seed(7),
             height=128,
             width=128,
-            callback_on_step_end=lambda _, __, ___, state: path.append(state["latents"]) or state,
+            callback=lambda _, __, latents: path.append(latents.clone()),
+            callback_steps=1,
         )
         return torch.cat(path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -241,8 +242,10 @@ def with_scheduler(pipe: StableDiffusionPipeline, name: str) -> StableDiffusionP
 
 def assembled(pipe: DiffusionPipeline, kind: type[DiffusionPipeline] | None = None, **parts: object) -> Any:
     """Make a pipeline of another class, or of the same one, of `pipe`'s own modules and others."""
-    options = {"add_watermarker": False} if "text_encoder_2" in pipe.components else {"requires_safety_checker": False}
-    made = (kind or type(pipe))(**(pipe.components | parts), **options)
+    kind = kind or type(pipe)
+    options = {"add_watermarker": False, "requires_safety_checker": False}
+    options = {name: value for name, value in options.items() if name in signature(kind).parameters}
+    made = kind(**(pipe.components | parts), **options)
     made.set_progress_bar_config(disable=True)
     return made
 

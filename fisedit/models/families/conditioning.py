@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fisedit.errors import AdapterError
+from fisedit.models.families.family import SIZES
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
     from torch import Tensor
-
-SIZES = 6
-"""Numbers that tell Stable Diffusion XL the sizes of the original, the crop and the target."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,9 @@ from typing import Any
 CONFIGS = Path(__file__).parents[1] / "configs"
 """The folder with a folder of configurations for every family."""
 
+SIZES = 6
+"""Numbers that tell Stable Diffusion XL the sizes of the original, the crop and the target."""
+
 _PARTS: Mapping[str, tuple[str, str]] = {
     "unet": ("diffusers", "UNet2DConditionModel"),
     "vae": ("diffusers", "AutoencoderKL"),
