@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fisedit import Editor
 from fisedit.machine import device, groups, hardware
 
 NO_V1_LIMIT = 9223372036854771712
@@ -68,3 +69,10 @@ def test_memory_and_cores_are_what_a_container_has(monkeypatch):
     assert device.memory_bytes(torch.device("cpu")) == min(machine, 3 << 30)
     assert hardware.available_bytes() == 1 << 20
     assert hardware.num_cores() == 1 <= cores
+
+
+@pytest.mark.parametrize(("free", "expected"), [(1 << 29, 0), (1 << 30, 0), (5 << 30, 2 << 30)])
+def test_records_leave_room_for_the_work(free, expected, pipelines, monkeypatch):
+    monkeypatch.setattr(hardware, "available_bytes", lambda: free)
+    assert hardware.recordable_bytes(torch.device("cpu")) == expected
+    assert Editor(pipelines["sd15"])._pipeline.state.cache.max_bytes == expected
