@@ -208,7 +208,7 @@ class EditPipeline:
         alike: dict[object, list[int]] = {}
         for i, (request, plan) in enumerate(jobs):
             if plan.mode.dilation and plan.prompt and not plan.skip_reason:
-                key = plan.mode.dilation, plan.mode.start, request.config.seed, plan.prompt.embeddings.shape
+                key = plan.mode.dilation, plan.mode.start, request.config.seed, plan.prompt.embeddings.tokens
                 alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:

@@ -155,7 +155,8 @@ class Renderer:
             return None
         parent, grid = request.parent, plan.mask.grid
         picture = None if parent is None else parent.canvas
-        return inpaint_inputs(self.state.engine.pipe.vae, picture, grid)
+        pipe = self.state.engine.pipe
+        return inpaint_inputs(pipe.vae, picture, grid).to(pipe.unet.dtype)
 
     def latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         """Return an edit as the denoising loop knows it."""
@@ -205,10 +206,10 @@ class Renderer:
         picture = request.picture.crop(config.crop) if config.crop else request.picture
         canvas, text = to_canvas(picture, (config.width, config.height)), plan.prompt.embeddings
         with request.stopwatch.stage("encode"):
-            clean = encode(pipe.vae, canvas)
+            clean = encode(pipe.vae, canvas).to(pipe.unet.dtype)
         with request.stopwatch.stage("denoise"):
             is_masked = np.zeros(clean.shape[-2:], bool)
-            inputs = inpaint_inputs(pipe.vae, canvas, is_masked) if is_inpainting(pipe.unet) else None
+            inputs = inpaint_inputs(pipe.vae, canvas, is_masked).to(clean) if is_inpainting(pipe.unet) else None
             if config.inversion is Inversion.DDPM:
                 path = noise_latents(pipe, config, clean)
                 trajectory = denoise.run_dense(

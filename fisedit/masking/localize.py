@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from fisedit.features.cache import CachedFeatures
     from fisedit.masking.segments import SegmentTree
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid, GenerationConfig
@@ -154,7 +155,7 @@ def predict_mask(
     engine: Engine,
     source: Trajectory,
     config: GenerationConfig,
-    text: tuple[Tensor, dict[str, Tensor]],
+    text: tuple[Conditioning, dict[str, Tensor]],
     script: EditScript,
     options: MaskOptions,
 ) -> EditMask:
@@ -164,7 +165,7 @@ def predict_mask(
         engine: The engine that recorded the source.
         source: its trajectory.
         config: the source's with the new prompt.
-        text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention (filled where missing).
+        text: the new prompt's conditions, and its keys and values by cross-attention (filled where missing).
         script: the edit, not a global one.
         options: how the mask is predicted.
 
@@ -172,7 +173,7 @@ def predict_mask(
         NumericsError: NaN in the recorded attention.
         MaskError: the mask has fewer components than `options.instance` asks for.
     """
-    project_text(engine.executor.sites, *text)
+    project_text(engine.executor.sites, text[0].text, text[1])
     if options.method == LATENTS:
         mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], options.probe_steps or 0))
     elif options.method == OBJECT_MASKS:
@@ -256,7 +257,7 @@ def _object_mask(
     engine: Engine,
     source: Trajectory,
     config: GenerationConfig,
-    text: tuple[Tensor, dict[str, Tensor]],
+    text: tuple[Conditioning, dict[str, Tensor]],
     script: EditScript,
     evaluations: int,
 ) -> EditMask:
@@ -279,7 +280,7 @@ def _recorded_steps(engine: Engine, source: Trajectory, config: GenerationConfig
 
 
 def _latent_difference(
-    engine: Engine, source: Trajectory, config: GenerationConfig, text: Tensor, steps: int
+    engine: Engine, source: Trajectory, config: GenerationConfig, text: Conditioning, steps: int
 ) -> Heatmap:
     """Mean absolute difference of latents between dense steps on the new prompt and the source's: floats [h, w]."""
     path = denoise.sample(engine, config, text, source, steps)

@@ -397,3 +397,12 @@ def test_pieces_connect_at_their_corners():
     grid = np.zeros((6, 7), bool)
     grid[1, 1] = grid[2, 2] = grid[4, 5] = grid[4, 6] = True
     assert masks.count_components(grid) == 2 and masks.count_components(np.zeros((3, 3), bool)) == 0
+
+
+@pytest.mark.parametrize(("kept", "soft"), [(True, True), (True, False), (False, True), (False, False)])
+def test_levels_of_a_mask_that_is_placed_again(kept, soft):
+    levels = np.zeros((8, 12), np.uint8)
+    levels[2:5, 3:7], levels[4, 4] = 200, 7
+    mask = EditMask(levels > 0, MaskSource.GIVEN, levels=levels if kept else None)
+    expected = levels if kept and soft else 255 * (levels > 0)
+    assert np.array_equal(masks.place_mask(mask, 64, 96, soft=soft).levels, expected)

@@ -27,6 +27,13 @@ WIDTHS = [(16, 24), (5, 7)]
 
 each_backend = pytest.mark.parametrize("backend", sorted(ops.BACKENDS))
 each_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+ATTENTIONS = {
+    "reference": ("reference", torch.float32, False),
+    "fp32": ("fast", torch.float32, False),
+    "bf16": ("fast", torch.bfloat16, False),
+    "bf16 in fp32": ("fast", torch.bfloat16, True),
+}
+"""Ways of dense attention: backend, dtype, and whether the CPU prefers float32."""
 each_grid = pytest.mark.parametrize("name", grids(8, 8))
 each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 
@@ -255,12 +262,10 @@ def test_shapes_are_checked():
 
 
 @pytest.mark.sweep
-@each_backend
-@each_dtype
+@pytest.mark.parametrize(("backend", "dtype", "fp32"), ATTENTIONS.values(), ids=ATTENTIONS)
 @pytest.mark.parametrize("scores", [1 << 22, 500, 7], ids=["whole", "pieces", "rows"])
-@pytest.mark.parametrize("fp32", [False, True], ids=["products", "fp32"])
 @pytest.mark.parametrize(("rows", "size", "heads", "width"), [(1, 1, 1, 8), (5, 64, 2, 40), (130, 576, 8, 16)])
-def test_attention_over_whole_maps(backend, dtype, scores, fp32, rows, size, heads, width, monkeypatch):
+def test_attention_over_whole_maps(backend, dtype, fp32, scores, rows, size, heads, width, monkeypatch):
     """In pieces of any size, and on any CPU, it is torch's own of float64."""
     monkeypatch.setattr(torch_backend, "MAX_SCORES", scores)
     monkeypatch.setattr(torch_backend, "MAX_FUSED_KEYS", 32)
@@ -360,13 +365,14 @@ def test_products_of_float32_by_onednn(rows, monkeypatch):
     conv, patches = nn.Conv2d(32, 256, 3).to(memory_format=torch.channels_last), torch.randn(2, rows, 288)
     found, key = [], id(linear.weight)
     with torch.inference_mode():
-        for free, wanted in ((0, "1"), (1 << 60, "0"), (1 << 60, "1")):
+        for free, wanted, is_packed in ((0, "", False), (1 << 60, "0", False), (1 << 60, "", True), (0, "1", True)):
+            prepacked._copies.pop(key, None)
             monkeypatch.setattr(prepacked, "available_bytes", lambda free=free: free)
             monkeypatch.setenv("FISEDIT_PACK", wanted)
             found.append(
                 [prepacked.linear(x, linear.weight, linear.bias), prepacked.linear(patches, conv.weight, None)]
             )
-            assert (key in prepacked._copies) is (free > 0 and wanted == "1")
+            assert (key in prepacked._copies) is is_packed
         dense = prepacked.dense_linear(x, linear.weight, linear.bias)
         expected = F.linear(x.double(), linear.weight.double(), linear.bias.double())
         assert torch.equal(dense, linear(x))
