@@ -37,7 +37,7 @@ def path_and_state(name: str) -> tuple[str, str]:
 
 def load(name: str, device: str) -> Session:
     """The session of a model, loaded anew if it is not the one that was loaded last; `device` is "default" or "cpu"."""
-    from comfy.model_management import get_torch_device
+    from comfy.model_management import get_torch_device, unload_all_models
 
     from fisedit import Editor
 
@@ -45,7 +45,8 @@ def load(name: str, device: str) -> Session:
     if asked not in _loaded:
         for session in _loaded.values():
             session.kept.clear()
-        _loaded.clear()  # before the other one takes memory
+        _loaded.clear()
+        unload_all_models()  # ComfyUI loads its own again when they are needed
         own = torch.device("cpu") if device == "cpu" else get_torch_device()
         chosen = own if own.type in {"cpu", "cuda"} else None
         _loaded[asked] = Session(Editor.from_pretrained(asked[0], device=chosen, local_files_only=True))

@@ -193,6 +193,7 @@ class TestModels:
         shutil.copytree(model, comfy.models / "diffusers" / "mine")
         first = run("LoadModel", model="mine", device="cpu").model
         assert run("LoadModel", model="mine", device="cpu").model is first
+        assert comfy.unloaded == 1, "ComfyUI's own models make room for it"
         is_changed = pack.NODE_CLASS_MAPPINGS["FisEditLoadModel"].IS_CHANGED
         before = is_changed(model="mine", device="cpu")
         assert before == is_changed(model="mine", device="cpu")

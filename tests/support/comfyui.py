@@ -44,11 +44,12 @@ class Comfy:
     Attributes:
         steps: (value, total) of every step that a progress bar got.
         previews: what it got to show.
+        unloaded: how often ComfyUI's own models were asked to leave memory.
         stop_at: the number of steps after which the user stops the run; None for never.
     """
 
     def __init__(self, models: Path) -> None:
-        self.models, self.stop_at = models, None
+        self.models, self.stop_at, self.unloaded = models, None, 0
         self.steps: list[tuple[int, int]] = []
         self.previews: list[tuple[str, Image.Image, int] | None] = []
 
@@ -71,6 +72,9 @@ class Comfy:
             if self.stop_at is not None and len(self.steps) >= self.stop_at:
                 raise Interrupted
 
+        def unload_all_models() -> None:
+            self.unloaded += 1
+
         def get_filename_list(kind: str) -> list[str]:
             return sorted(str(path.relative_to(self.models / kind)) for path in (self.models / kind).rglob("*.*"))
 
@@ -80,6 +84,7 @@ class Comfy:
 
         utils.ProgressBar = ProgressBar
         management.throw_exception_if_processing_interrupted = throw_exception_if_processing_interrupted
+        management.unload_all_models = unload_all_models
         management.get_torch_device = lambda: torch.device("cpu")
         paths.get_filename_list, paths.get_full_path = get_filename_list, get_full_path
         paths.get_folder_paths = lambda kind: [str(self.models / kind)]
