@@ -266,7 +266,7 @@ class TestEdits:
 
     def test_it_depends_on_its_inputs_alone(self, run, words):
         first = run("Edit", "a", picture=words.picture, prompt=DOG, mask=left())
-        other = run("Edit", "b", picture=words.picture, prompt=FOX, mask=left())
+        other = run("Edit", "b", picture=words.picture, prompt=FOX, mask=1 - left())
         behind = run("Edit", "c", picture=first.picture, prompt=FOX, mask=left())
         again = run("Edit", "d", picture=words.picture, prompt=DOG, mask=left())
         assert torch.equal(again.image, first.image) and not torch.equal(other.image, first.image)
@@ -312,8 +312,9 @@ class TestEdits:
         assert not torch.equal(made.image, words.image) and made.picture.results[0].run.erases
 
     def test_words_lie_inside_the_mask(self, run, words):
-        inside = run("Erase", picture=words.picture, words="cat", mask=left()).mask
-        assert not inside[..., 32:].any()
+        asked = {"picture": words.picture, "prompt": DOG, "words": "cat"}
+        named, inside = (run("PreviewRegion", **asked, mask=mask).mask.bool() for mask in (None, left()))
+        assert inside.any() and torch.equal(inside, named & left().bool()) and inside.sum() < left().sum()
 
     def test_undo_goes_back_and_no_further(self, run, words):
         first = run("Edit", "a", picture=words.picture, prompt=DOG, mask=left())
