@@ -85,8 +85,8 @@ class Endpoints:
             seed: seed of the first noise, 0 to 2**63 - 1.
             steps: denoising steps, 1 to 150.
             guidance: scale of classifier-free guidance, 0 to 30; null for the model's own.
-            width: in pixels, 64 to 1024, divisible by 8; null for the model's own.
-            height: in pixels, 64 to 1024, divisible by 8; null for the model's own.
+            width: in pixels, 64 to 1536, divisible by 8; null for the model's own.
+            height: in pixels, 64 to 1536, divisible by 8; null for the model's own.
             scheduler: such as ddim or euler_a, or as web UIs say, such as "DPM++ 2M Karras".
             negative_prompt: what the picture should not show; "" for nothing.
             model: a name that is offered; "" for the first.

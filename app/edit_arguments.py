@@ -91,8 +91,8 @@ def region_of(settings: RegionSettings) -> Region:
     """Return the region of the settings: as a whole, or where words attend or what is painted, or both."""
     found = settings.region or Region.words(*settings.words, instance=settings.instance)
     found = found.grow(settings.grow)
-    if (marked := settings.marked) is not None:
-        found = marked if settings.only else found | marked
+    if (marked := settings.marked) is not None:  # words that point nowhere leave it to what is marked
+        found = marked if settings.only else found.unless_unsure() | marked
     if settings.outside:
         found = found - Region.points(*settings.outside, outside=settings.inside)
     found = found.feather(settings.feather)

@@ -165,8 +165,8 @@ def preview(
         def job() -> Preview:
             session.raise_if_stopped()
             editor = session.editor(state.load(choice))
-            if opens_part(editor, region):
-                raise PartNotOpened("this part of the picture is opened first, at full resolution: run the edit")
+            if part := part_to_open(editor, region):
+                raise PartNotOpened(part)
             where = region_arguments(region) | add_conditions(editor)
             return editor.preview(text, **where, on_step=lambda *_: session.raise_if_stopped())
 
@@ -228,7 +228,7 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
     """
 
     def job_on_part(editor: Editor, on_step: OnStep) -> EditResult:
-        if not opens_part(editor, region):
+        if not part_to_open(editor, region):
             return job(editor, on_step)
         check_room(editor.history, 1 + runs)
         with editor.transaction():
@@ -238,15 +238,16 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
     return job_on_part
 
 
-def opens_part(editor: Editor, region: RegionSettings) -> bool:
-    """Return whether an edit of a region opens the part of the current picture around it first."""
+def part_to_open(editor: Editor, region: RegionSettings) -> Box | None:
+    """Return the part of the current picture that an edit of a region opens first; None where it is open already."""
     now, marked = editor.current, _marked(region)
     if marked is None or not now.config.opened or not needs_crop(now.size, editor.native_size):
-        return False
-    if now.config.crop is not None:
-        return not covers(now.config.crop, marked, now.size)
-    grid = cells_on_picture(marked, now.size)
-    return bool(grid.any()) and crop_around(grid, now.size, editor.native_size) != (0, 0, *now.size)
+        return None
+    opened, grid = now.config.crop or (0, 0, *now.size), cells_on_picture(marked, now.size)
+    if not grid.any() or (now.config.crop is not None and covers(opened, marked, now.size)):
+        return None
+    part = crop_around(grid, now.size, editor.native_size)
+    return None if part == opened else part
 
 
 def _marked(region: RegionSettings) -> Region | None:

@@ -96,7 +96,8 @@ def estimate(edit: EditEstimate) -> str:
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you marked"
     )
-    advice = "unsure where: pick it, or paint over it" if views.is_unsure(preview.mask) else ""
+    unsure = "unsure where: pick it or paint over it, and that alone is edited"
+    advice = unsure if views.is_unsure(preview.mask) else ""
     work = _work_as_text(preview.macs_dense, preview.macs)
     area = views.area_of(preview.mask, edit.size, edit.crop)
     share = f"{area:.0%}" if area >= 0.005 else "less than 1%"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.edit_arguments import edit_prompt
-from app.handlers import edit_key, edit_request, opens_part
+from app.handlers import edit_key, edit_request, part_to_open
 from app.runs import RunProgress, stream_run
 from app.session import LiveEdit, LiveRequest, WorkKind
 from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region
@@ -54,8 +54,8 @@ def edit_live(
         if session.live_request is not asked:
             raise Cancelled("a newer live edit was asked for")
         session.drop_live()
-        if opens_part(editor, region):
-            raise PartNotOpened("Run opens this part of the picture first, at full resolution")
+        if part := part_to_open(editor, region):
+            raise PartNotOpened(part)
         redo_ids = editor.history.redo_ids()
         result = request.job(editor, on_step)
         assert not isinstance(result, float), "an edit gives a result"

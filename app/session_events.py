@@ -96,7 +96,8 @@ class SessionEvents(PageEvents):
             own = session is not None and not session.idle
             return {page.facts: gr.skip() if own else html.message(str(error))}
         except PartNotOpened as error:
-            return {page.facts: html.message(str(error)), page.stage: gr.update(region="")}
+            part = "" if session is None else views.part(session.current.size, error.part)
+            return {page.facts: html.message(f"{error}."), page.stage: gr.update(region=part)}
         except FisEditError as error:
             return {page.facts: html.message(str(error), "error"), page.stage: gr.update(region="")}
         return self.updates.estimate(estimate, all_pieces=region[2] == ALL_PIECES[1])

@@ -20,8 +20,13 @@ from fisedit.values.drive import Drive
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit.values import Box
+
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
-STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1024), (-16, 16)
+STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1536), (-16, 16)
+MAX_CANVAS = 1024 * 1024
+"""Pixels of a new picture: those of Stable Diffusion XL's squares and portraits."""
+
 DRAWN_SEEDS, PAGE_SEEDS = 2**32, (0, 2**53 - 1)
 """Number of seeds that are drawn of, and the seeds that a browser's numbers hold exactly; others come by JSON."""
 
@@ -38,7 +43,18 @@ MAX_PICTURE_BYTES = 1 << 30
 
 
 class PartNotOpened(InputError):
-    """A region lies on a part of a large picture that is not open; an edit opens it."""
+    """A region lies on a part of a large picture that is not open; an edit opens it.
+
+    Args:
+        part: The part, in pixels of the picture.
+    """
+
+    def __init__(self, part: Box) -> None:
+        left, top, right, bottom = part
+        super().__init__(
+            f"Run first opens this part of the picture, {right - left}x{bottom - top} pixels, at full resolution"
+        )
+        self.part = part
 
 
 class Busy(FisEditError):
@@ -55,8 +71,8 @@ class SourceSettings:
         steps: denoising steps, 1 to 150.
         guidance: scale of classifier-free guidance, 0 to 30; None for the model's own.
         seed: seed of the first noise, 0 to 2**63 - 1.
-        width: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
-        height: in pixels, 64 to 1024, divisible by 8; None for the model's own, or what suits an opened picture.
+        width: in pixels, 64 to 1536, divisible by 8; None for the model's own, or what suits an opened picture.
+        height: in pixels, 64 to 1536, divisible by 8; None for the model's own, or what suits an opened picture.
         scheduler: a `SchedulerName`.
         negative_prompt: what the picture should not show.
         model: the label of an offered one, "" for the first.
@@ -222,6 +238,9 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")
+    if (settings.width or 0) * (settings.height or 0) > MAX_CANVAS:
+        got = f"{settings.width}x{settings.height}"
+        raise InputError(f"a new picture must have at most {MAX_CANVAS} pixels, got {got}; use 1024x1024, or 1536x680")
     _check_names(settings)
     try:
         SchedulerName(settings.scheduler)

@@ -48,19 +48,20 @@ def vary(
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
-    text, region = edit_prompt(state, session, prompt), check_region(region or RegionSettings())
     shown = parent = session.current
+    text = prompt if prompt == shown.prompt else edit_prompt(state, session, prompt)  # which names nothing if all went
+    region = check_region(region or RegionSettings())
     if text == shown.prompt and region.marked is None:
         if shown.parent is None:
             raise InputError("change a word or paint first; for another picture of the same words press New picture")
         parent, region = session.history.find(shown.parent), _region_again(shown, region)
     add_conditions = condition_arguments(state, conditions)
-    erases = parent is not shown and shown.run.erases and text == parent.prompt
+    erases = parent is not shown and shown.run.erases and shown.config.seed != parent.config.seed  # not by words
 
     def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
         own = replace(region, seed=randbelow(DRAWN_SEEDS))
         if erases:
-            return editor.erase(region_of(own), quality=own.quality, seed=own.seed, on_step=on_step)
+            return editor.erase(region_of(own), prompt=text, quality=own.quality, seed=own.seed, on_step=on_step)
         return editor.edit(text, **region_arguments(own), **add_conditions(editor), on_step=on_step)
 
     def job(editor: Editor, on_step: OnStep) -> EditResult:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from fisedit.errors import InputError, MaskError, as_text
+from fisedit.masking.masks import SURE
 from fisedit.storage import images
 from fisedit.values import MaskSource, cell_pixels
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from fisedit.values import Box, EditMask
 
 TINT = (255, 64, 96)
-SURE = 0.6
-"""The confidence below which a region is shown hatched, and the page asks for a pick."""
 MAX_STROKES_CHARACTERS = 1 << 20
 """Greatest length of painted strokes as a data URL."""
 
@@ -77,7 +76,7 @@ def area_of(mask: EditMask, size: tuple[int, int], crop: Box | None) -> float:
 
 
 def is_unsure(mask: EditMask) -> bool:
-    """Return whether words found a mask with little confidence."""
+    """Return whether words found a mask with little confidence: it is hatched, and the page asks for a mark."""
     return mask.source is MaskSource.ATTENTION and mask.confidence < SURE
 
 
@@ -100,6 +99,20 @@ def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
         levels = np.where(np.add.outer(*map(np.arange, levels.shape)) % 9 < 4, levels, levels // 3)
     picture = Image.new("RGBA", inside.size, TINT)
     picture.putalpha(Image.fromarray(levels.astype(np.uint8)))
+    return _url(picture, "PNG")
+
+
+def part(size: tuple[int, int], box: Box) -> str:
+    """A part to lay over its picture, as a data URL: clear inside, with an outline; dark outside.
+
+    Args:
+        size: width and height of the picture in pixels.
+        box: the part of it.
+    """
+    shown, (left, top, right, bottom) = _on_screen(size, box)
+    picture = Image.new("RGBA", shown, (0, 0, 0, 120))
+    picture.paste((*TINT, 255), (left, top, right, bottom))
+    picture.paste((0, 0, 0, 0), (left + 2, top + 2, max(left + 2, right - 2), max(top + 2, bottom - 2)))
     return _url(picture, "PNG")
 
 

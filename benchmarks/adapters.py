@@ -110,7 +110,7 @@ class _AdapterBenchmark:
         """An adapter with the keys and values of a random reference."""
         unet, name = self.engine.pipe.unet, adapter.family.name
         self.dense[name] = len(self.latents) * dense_macs(adapter, unet, self.engine.grids(self.config))
-        maps = record_maps(unet, self.latents, self.text, tuple(adapter.channels))
+        maps = record_maps(unet, self.latents, self.text.text, tuple(adapter.channels))
         return ReferenceCondition(adapter, adapter.read(maps), 1.0, name)
 
     def record(self, conditions: list[ReferenceCondition]) -> StepFeatures:
@@ -145,7 +145,7 @@ class _AdapterBenchmark:
     def _macs(self, rows: Sequence[int]) -> int:
         """Return the multiply-accumulates of the UNet's step that computes so many rows."""
         sizes = self.engine.sizes(self.config)
-        return unet_macs(self.engine.executor.sites, rows, sizes, len(self.latents), self.text.shape[1])
+        return unet_macs(self.engine.executor.sites, rows, sizes, len(self.latents), self.text.tokens)
 
     def _step(
         self, plan: SparsePlan, source: StepFeatures, conditions: list[ReferenceCondition]

@@ -92,7 +92,7 @@ def print_step(benchmark: GraphBenchmark, area: float, edits: int, backend: str)
     plans = [benchmark.engine.row_plan(grid, STEP_DILATION) for grid in grids]
     executor = CompiledExecutor if backend == COMPILED else GraphExecutor
     edit = executor(benchmark.engine.executor).begin(
-        plans, {middle: benchmark.source.features[middle]}, benchmark.text.repeat_interleave(edits, 0)
+        plans, {middle: benchmark.source.features[middle]}, benchmark.text.repeated(edits)
     )
     latents = torch.cat([benchmark.source.latents[middle]] * benchmark.engine.batch(benchmark.config))
     step = partial(edit.step, middle, latents.repeat_interleave(edits, 0), benchmark.times[middle])

@@ -102,7 +102,7 @@ def _model_folder(model: str | None, folder: Path, dtype: torch.dtype) -> str:
 
 
 def _write_random(folder: Path, dtype: torch.dtype) -> None:
-    pipe = random_pipeline(torch.device("cpu"), dtype)
+    pipe: Any = random_pipeline(torch.device("cpu"), dtype)
     for part in (pipe.unet, pipe.vae):
         part.to(memory_format=torch.contiguous_format)
     pipe.save_pretrained(folder)

@@ -26,6 +26,7 @@ from fisedit.features.cache import FeatureOverlay, StepFeatures
 from fisedit.features.codec import AS_RECORDED, CACHE_DTYPES
 from fisedit.machine.device import choose_device
 from fisedit.machine.malloc import keep_freed_memory
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.loader import load
 from fisedit.sampling.engine import Engine
 from fisedit.values import LATENT_FACTOR
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-Given = tuple[Tensor, Tensor, Tensor]
-"""Latents, timestep and text embeddings of an evaluation."""
+Given = tuple[Tensor, Tensor, Conditioning]
+"""Latents, timestep and conditions of an evaluation."""
 
 AREA = 0.05
 """Share of the picture that the timed step's mask covers."""

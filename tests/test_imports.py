@@ -214,8 +214,9 @@ def over(counts: dict[str, int], limit: int) -> dict[str, int]:
 
 
 def test_rooms_are_small():
+    """But for those with families in folders of their own."""
     rooms = Counter(name.split(".")[0] for name in modules() if "." in name and not name.endswith("__init__"))
-    assert over(rooms, MAX_FILES).keys() == {"adapters", "sparse_kernels"}
+    assert over(rooms, MAX_FILES).keys() == {"adapters", "models", "sparse_kernels"}
 
 
 def test_carriers_have_few_fields():

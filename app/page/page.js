@@ -5,12 +5,14 @@
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
   let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of again because it ended
+  let erased = ""; // words of the picture that Erase was pressed for, if nothing else was typed
 
   /* Unsubmitted prompts, by the picture that they were typed for ("" before the first one). */
   const current = () => (document.querySelector("#history [aria-current]") || { dataset: { id: "" } }).dataset.id;
   const drafts = () => {
     try { return JSON.parse(sessionStorage.getItem(DRAFTS)) || {}; } catch { return {}; }
   };
+  const shown = () => document.querySelector(".stage .picture").alt;
   let edited = "", words = "";
   const keepDraft = (words) => sessionStorage.setItem(DRAFTS, JSON.stringify({ ...drafts(), [edited]: words }));
   const showDraft = () => {
@@ -119,6 +121,7 @@
     if (!button) return;
     if (button.id !== "measure") clearTimeout(timer); // which would draw live what is run, or take its error away
     if (!["measure", "erase"].includes(button.id)) ran = prompt().value;
+    erased = button.id === "erase" && prompt().value === shown() ? prompt().value : "";
     setTimeout(listen, SILENT);
   });
   const listen = () => {
@@ -195,12 +198,13 @@
     typed,
     ask,
     showDraft,
-    /* After a run, words go with its result; those that were run are not drawn live again. */
+    /* After a run, words go with its result, but for those of what was erased; those that were run are not drawn live again. */
     moveDraft: () => {
       const { [edited]: _, ...others } = drafts();
       sessionStorage.setItem(DRAFTS, JSON.stringify(others));
       edited = current();
-      moving = prompt().value === ran;
+      if (erased && prompt().value === erased) prompt().value = shown();
+      moving = erased !== "" || prompt().value === ran;
       typed();
       moving = false;
     },

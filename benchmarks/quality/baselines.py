@@ -18,6 +18,7 @@ from fisedit.bench.edit_case import EditCase, MethodResult
 from fisedit.decoder.decode import decode
 from fisedit.features.cache import FeatureOverlay, recorded_statistics
 from fisedit.masking.masks import otsu
+from fisedit.models.families.conditioning import Conditioning, concatenated
 from fisedit.sampling import denoise
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import Executor, apply_guidance
@@ -89,7 +90,7 @@ def as_blocks(grid: BoolGrid) -> BoolGrid:
     return np.kron(blocks, np.ones((2, 2), bool))[:height, :width]
 
 
-def _sparse_steps(case: EditCase, text: Tensor, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
+def _sparse_steps(case: EditCase, text: Conditioning, latents: Tensor, first: int, grid: BoolGrid) -> Tensor:
     """Run the steps from `first` on: the mask's rows over the source's features; outside, the source's latents."""
     trajectory, sampler, plan = case.trajectory, case.engine.sampler(case.config), case.engine.row_plan(grid, 0)
     executor = StaleNormExecutor(case.editor.pipe.unet)
@@ -113,7 +114,7 @@ def diffedit(case: EditCase) -> MethodResult:
     first = case.steps - round(EDIT_STRENGTH * case.steps)
     latents = trajectory.latents[first]
     for i, t in enumerate(sampler.timesteps[first:], first):
-        raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, text, return_dict=False)[0]
+        raw = case.editor.pipe.unet(torch.cat([latents] * len(text)), t, return_dict=False, **text.unet_inputs)[0]
         latents = torch.where(inside, sampler.step(_guided(case, raw), i, latents), trajectory.latents[i + 1])
     evaluations = case.steps - first
     macs = case.dense_macs(evaluations + NOISES * 2 / len(text))
@@ -125,13 +126,13 @@ def difference_mask(case: EditCase) -> BoolGrid:
     """Return the cells where the two prompts' predictions differ on the noised source: booleans [h, w]."""
     pipe, clean = case.editor.pipe, case.trajectory.latents[-1]
     scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
-    text = torch.cat([case.engine.encode(config)[-1:] for config in (case.source.config, case.config)])
+    text = concatenated([case.engine.encode(config)[-1:] for config in (case.source.config, case.config)])
     generator, t = torch.Generator().manual_seed(case.edit.seed), torch.tensor([NOISE_TIMESTEP], device=clean.device)
     difference = torch.zeros(clean.shape[2:], device=clean.device)
     for _ in range(NOISES):
         noise = torch.randn(clean.shape, generator=generator).to(clean)
         noisy = scheduler.add_noise(clean, noise, t)
-        old, new = pipe.unet(torch.cat([noisy] * 2), t, text, return_dict=False)[0].float()
+        old, new = pipe.unet(torch.cat([noisy] * 2), t, return_dict=False, **text.unet_inputs)[0].float()
         difference += (new - old).abs().mean(0) / NOISES
     difference /= CLIP_MEANS * difference.mean()
     grid: BoolGrid = (difference.clamp(max=1.0) > MASK_THRESHOLD).cpu().numpy()

@@ -71,8 +71,11 @@ class UNetAdapter:
         """A network that is evaluated before the UNet, or None."""
         return None
 
-    def intrablock_residuals(self) -> Sequence[Tensor]:
-        """Maps [1, C, h, w] that are added at the end of every down block, before it is halved; () for none."""
+    def intrablock_residuals(self) -> Sequence[tuple[int, Tensor]]:
+        """Levels, and maps [1, C, h, w] that are added at the end of every down block; () for none.
+
+        diffusers adds them before a block's map is halved, and behind it where the block has no attention.
+        """
         return ()
 
     def sites(self, unet: UNet2DConditionModel) -> Sequence[ExtraSite]:
@@ -149,8 +152,11 @@ class AdapterStack:
         added = [maps for adapter in self.adapters if (maps := adapter.intrablock_residuals())]
         if not added:
             return {}
-        sums = [sum(maps[1:], maps[0]) for maps in zip(*added, strict=True)]
-        return {"down_intrablock_additional_residuals": [take(each, level) for level, each in enumerate(sums)]}
+        sums = []
+        for at_block in zip(*added, strict=True):
+            (level, first), *others = at_block
+            sums.append(take(sum((each for _, each in others), first), level))
+        return {"down_intrablock_additional_residuals": sums}
 
 
 def map_changes(adapters: Sequence[UNetAdapter], batch: int | None = None) -> dict[str, MapChange]:

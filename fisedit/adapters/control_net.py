@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fisedit.adapters.picture_adapter import AdapterInputs
     from fisedit.features.cache import CachedFeatures
     from fisedit.features.sites import LayerSite
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.models.injection import Replacement
     from fisedit.sparse.executor import SideNetwork, TakeMap
     from fisedit.sparse_kernels.row_plan import SparsePlan
@@ -68,7 +69,7 @@ class ControlNetwork:
         condition, model = take(self.condition, 0), cast(Any, self.model)
         return [(model.controlnet_cond_embedding, lambda _: condition)]
 
-    def text(self, text: Tensor) -> Tensor:
+    def text(self, text: Conditioning) -> Conditioning:
         """See `SideNetwork.text`."""
         return text[len(text) // 2 :] if self.use.guess_mode and self.branches == 2 else text
 
@@ -79,12 +80,12 @@ class ControlNetwork:
         skips, middle = self.model(
             latents[left_out:],
             inputs.timestep,
-            self.text(inputs.text),
-            latents[left_out:],  # in place of the picture, which was read before
+            controlnet_cond=latents[left_out:],  # in place of the picture, which was read before
             conditioning_scale=self.use.scale,
             timestep_cond=None if inputs.timestep_cond is None else inputs.timestep_cond[left_out:],
             guess_mode=self.use.guess_mode,
             return_dict=False,
+            **self.text(inputs.text).unet_inputs,
         )
         if left_out:
             skips, middle = [_after_zeros(each) for each in skips], _after_zeros(middle)
@@ -156,7 +157,7 @@ class ControlNetReader(PictureAdapter):
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
-        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block"):
+        for name in ("block_out_channels", "cross_attention_dim", "layers_per_block", "addition_embed_type"):
             own, wanted = (tuple(v) if isinstance(v, list) else v for v in (self.model.config[name], unet.config[name]))
             if own != wanted:
                 raise AdapterError(f"the ControlNet's {name} must be {wanted}, got {own}; load one for this model")

@@ -50,14 +50,19 @@ class InsertionPoint:
 
 
 def insertion_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
-    """The insertion points of a UNet, "down_0" to "up_N", in the order of the forward pass."""
+    """The insertion points of a UNet, "down_0" to "up_N", in the order of the forward pass.
+
+    One without a middle block has no "mid".
+    """
+    middle = "up_blocks.0" if unet.mid_block is None else "mid_block"
     found, level, downs = {}, 0, len(unet.down_blocks)
     for i, block in enumerate(unet.down_blocks):
         level += bool(block.downsamplers)
-        after = f"down_blocks.{i + 1}" if i + 1 < downs else "mid_block"
+        after = f"down_blocks.{i + 1}" if i + 1 < downs else middle
         found[f"down_{i}"] = InsertionPoint(block, level, block.resnets[-1].out_channels, f"{after}.resnets.0.norm1")
-    channels = unet.mid_block.resnets[-1].out_channels
-    found["mid"] = InsertionPoint(unet.mid_block, level, channels, "up_blocks.0.resnets.0.norm1")
+    channels = unet.down_blocks[-1].resnets[-1].out_channels
+    if unet.mid_block is not None:
+        found["mid"] = InsertionPoint(unet.mid_block, level, channels, "up_blocks.0.resnets.0.norm1")
     for i, block in enumerate(unet.up_blocks):
         found[f"up_{i}"] = InsertionPoint(block, level, channels, f"up_blocks.{i}.resnets.0.norm1")
         level -= bool(block.upsamplers)
@@ -72,7 +77,10 @@ def layer_points(unet: UNet2DConditionModel) -> dict[str, InsertionPoint]:
     ResNet blocks where it has none.
     """
     found, blocks = {}, [f"down_blocks.{i}" for i in range(len(unet.down_blocks))]
-    blocks += ["mid_block", *(f"up_blocks.{i}" for i in range(len(unet.up_blocks)))]
+    blocks += [
+        *([] if unet.mid_block is None else ["mid_block"]),
+        *(f"up_blocks.{i}" for i in range(len(unet.up_blocks))),
+    ]
     points = insertion_points(unet)
     for name, after in zip_longest(blocks, blocks[1:]):
         block: Any = unet.get_submodule(name)

@@ -188,7 +188,7 @@ def build_ip_adapter(tensors: Mapping[str, Tensor], unet: UNet2DConditionModel, 
     except (KeyError, RuntimeError, AttributeError, IndexError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AdapterError(
-            f"an IP-Adapter must be plain, Plus or Full for Stable Diffusion 1.x, got another ({why:.120})"
+            f"an IP-Adapter must be plain, Plus or Full for Stable Diffusion, got another ({why:.120})"
         ) from error
     if not isinstance(projection, ImageProjection | IPAdapterPlusImageProjection | IPAdapterFullImageProjection):
         raise AdapterError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from fisedit.adapters.lora_layouts import LayerChange, read_changes
+from fisedit.adapters.lora_layouts import LORA_PARTS, LayerChange, read_changes
 from fisedit.errors import AdapterError, ModelError, NumericsError
 from fisedit.features.sites import base_layer
 from fisedit.machine.device import default_torch_state
@@ -133,7 +133,7 @@ def load(pipe: Model, source: str | Path, scale: float) -> str:
         raise AdapterError("LoRAs need peft; pip install 'fisedit[lora]'")
     file, scale = weight_file(source), check_scale(scale)
     name = _name(file)
-    with exclusive(*_parts(pipe).values()):
+    with exclusive(pipe.unet, pipe.text_encoder):
         loaded = loaded_scales(pipe)
         if name in loaded:
             raise AdapterError(f"the LoRA {file} is loaded already; change its scale with scale_loras")
@@ -152,7 +152,7 @@ def load(pipe: Model, source: str | Path, scale: float) -> str:
 
 
 def set_scales(pipe: Model, scales: Mapping[str, float]) -> None:
-    """Set the scales of LoRAs in the UNet and in the text encoder; all others are disabled.
+    """Set the scales of LoRAs in the UNet and in text encoders; all others are disabled.
 
     Args:
         pipe: The pipeline that has them.
@@ -161,7 +161,7 @@ def set_scales(pipe: Model, scales: Mapping[str, float]) -> None:
     from diffusers.utils.peft_utils import set_adapter_layers
 
     active = {name: scale for name, scale in scales.items() if scale}
-    with exclusive(*_parts(pipe).values()):
+    with exclusive(pipe.unet, pipe.text_encoder):
         for part in _parts(pipe).values():
             set_adapter_layers(part, enabled=bool(active))
         if active:
@@ -177,12 +177,12 @@ def unload(pipe: Model, name: str) -> None:
         pipe: The pipeline that has it.
         name: The name of the LoRA, one of `loaded_scales`.
     """
-    with exclusive(*_parts(pipe).values()):
+    with exclusive(pipe.unet, pipe.text_encoder):
         _take_out(pipe, {other: scale for other, scale in loaded_scales(pipe).items() if other != name}, name)
 
 
 def _take_out(pipe: Model, remaining: Mapping[str, float], name: str) -> None:
-    with exclusive(*_parts(pipe).values()):
+    with exclusive(pipe.unet, pipe.text_encoder):
         loaded_names = {one for names in pipe.get_list_adapters().values() for one in names}
         if loaded_names <= {name}:
             pipe.unload_lora_weights()
@@ -194,7 +194,7 @@ def _take_out(pipe: Model, remaining: Mapping[str, float], name: str) -> None:
 
 
 def _parts(pipe: Model) -> dict[str, nn.Module]:
-    return {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
+    return {part: pipe.components[part] for part in LORA_PARTS if part in pipe.components}
 
 
 def _fitted(layer: str, module: nn.Module, change: LayerChange) -> LayerChange:

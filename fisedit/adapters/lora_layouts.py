@@ -28,7 +28,7 @@ PEFT_CONFIG = "adapter_config.json"
 """The file beside peft's weights that says how strong they are."""
 
 Parts = Mapping[str, nn.Module]
-"""The UNet and the text encoder, by diffusers' names of them."""
+"""The UNet and the text encoders, by diffusers' names of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +99,24 @@ _PREFIXES = {
         "lycoris_",
         "text_encoder.",
         "cond_stage_model.transformer.",
+        "conditioner.embedders.0.transformer.",
         "text_encoders.clip_l.transformer.",
         "clip_l.transformer.",
         "clip_l.",
         "",
     ),
+    "text_encoder_2": (
+        "lora_te2_",
+        "text_encoder_2.",
+        "text_encoders.clip_g.transformer.",
+        "clip_g.transformer.",
+        "clip_g.",
+    ),
 }
-_PEFT_PREFIX = re.compile(r"^((?:unet|text_encoder)\.)?base_model\.model\.")
+LORA_PARTS = tuple(_PREFIXES)
+"""Names of the parts that LoRAs change."""
+
+_PEFT_PREFIX = re.compile(r"^((?:unet|text_encoder(?:_2)?)\.)?base_model\.model\.")
 """The prefixes of layers' names in files of kohya, diffusers, Stable Diffusion and ComfyUI; peft's follows them."""
 
 
@@ -197,7 +208,7 @@ def _layer(name: str, layers: Mapping[str, Mapping[str, str]]) -> tuple[str, str
     """Part and layer that a file's name means, or None."""
     name = _PEFT_PREFIX.sub(r"\1", name)
     tried = ((part, prefix) for part, prefixes in _PREFIXES.items() for prefix in prefixes)
-    fits = ((part, layers[part].get(name[len(prefix) :])) for part, prefix in tried if name.startswith(prefix))
+    fits = ((part, layers.get(part, {}).get(name[len(prefix) :])) for part, prefix in tried if name.startswith(prefix))
     return next(((part, layer) for part, layer in fits if layer is not None), None)
 
 
@@ -205,7 +216,7 @@ def layer_names(part: str, model: nn.Module) -> dict[str, str]:
     """Names that files give to a model's linear layers and convolutions -> the model's own.
 
     Args:
-        part: "unet" or "text_encoder".
+        part: One of `LORA_PARTS`.
         model: The model's part of that name.
     """
     found: dict[str, str] = {}
@@ -257,6 +268,7 @@ def _original_blocks(unet: UNet2DConditionModel | Any) -> Iterator[tuple[str, st
     """Blocks of a UNet by diffusers' names, and by those of Stable Diffusion's own code, where they are numbered."""
     yield from (("conv_in", "input_blocks.0.0"), ("conv_out", "out.2"))
     yield from (("time_embedding.linear_1", "time_embed.0"), ("time_embedding.linear_2", "time_embed.2"))
+    yield from (("add_embedding.linear_1", "label_emb.0.0"), ("add_embedding.linear_2", "label_emb.0.2"))
     count = 1
     for i, block in enumerate(unet.down_blocks):
         for j in range(len(block.resnets)):

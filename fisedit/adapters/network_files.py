@@ -17,7 +17,7 @@ import torch
 
 from fisedit.errors import AdapterError
 from fisedit.models.conversion import build, check_finite, converted, origins, scale_names, trace, unscaled
-from fisedit.models.validation import SINGLE_FILE, check_shapes, unread
+from fisedit.models.validation import WHOLE_MODEL, check_shapes, unread
 from fisedit.models.weight_files import config_beside, parts_of, read_json, read_shapes, read_tensors, weight_files
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ NETWORKS = (T2I_ADAPTER, CONTROL_NET)
 """diffusers' classes of networks that read a control picture."""
 
 _STEM = "diffusion_pytorch_model"
-_WHOLE_MODEL = tuple(start for starts in SINGLE_FILE.values() for start in starts)
 _SEES = "controlnet_cond_embedding.conv_in.weight"
 _SAW = ("control_model.input_hint_block.0.weight", "input_hint_block.0.weight")
 _T2I = re.compile(r"(adapter\.)?(conv_in\.|body\.\d+\.(resnets|block1|block2|body|in_conv|out_conv)\b)")
@@ -46,15 +45,15 @@ _OTHERS: tuple[tuple[str, str], ...] = (
     ("lllite_", "a ControlNet-LLLite, for Stable Diffusion XL"),
     ("difference", "a ControlNet as differences from a model"),
     ("control_add_embedding.", "a ControlNet for several kinds of pictures (Union)"),
-    ("add_embedding.", "a ControlNet for Stable Diffusion XL"),
-    ("control_model.label_emb.", "a ControlNet for Stable Diffusion XL"),
-    ("label_emb.", "a ControlNet for Stable Diffusion XL"),
     ("controlnet_blocks.", "a ControlNet for a transformer, as Stable Diffusion 3 or Flux is"),
     ("controlnet_cond_embedding.weight", "a SparseCtrl network for clips"),
     ("style_embedding", "a T2I-Adapter for styles"),
     ("transformer_layes.", "a T2I-Adapter for styles"),
 )
 """Start of a tensor's name -> the kind of a network that is not read."""
+
+_ADDS = ("add_embedding.", "control_model.label_emb.", "label_emb.")
+"""Starts of the names of tensors that read what Stable Diffusion XL adds to the time's embedding."""
 
 _T2I_NAMES = (
     (re.compile(r"body\.(\d+)\.body\.(\d+)\."), lambda m: f"body.{m[1]}.resnets.{m[2]}."),
@@ -74,7 +73,7 @@ def network_kind(path: Path, shapes: Shapes) -> str | None:
         AdapterError: It is of a kind that is not read.
     """
     if what := next((what for start, what in _OTHERS if any(name.startswith(start) for name in shapes)), None):
-        raise AdapterError(f"adapter must be for Stable Diffusion 1.x or 2.x and whole, got {what} ({path})")
+        raise AdapterError(f"adapter must be for Stable Diffusion 1.x, 2.x or XL and whole, got {what} ({path})")
     if _SEES in shapes or any(name in shapes for name in _SAW):
         return CONTROL_NET
     return T2I_ADAPTER if shapes and all(_T2I.match(name) for name in shapes) else None
@@ -96,6 +95,8 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
 
     files = weight_files(path, _STEM) if path.is_dir() else parts_of(path)
     shapes = read_shapes(*files)
+    if any(name.startswith(_ADDS) for name in shapes) and unet.config.addition_embed_type is None:
+        raise AdapterError(f"adapter must be for this model, got a ControlNet for Stable Diffusion XL ({path})")
     naming: Naming = dict if path.is_dir() else _naming(kind, unet)
     traced = naming(trace(shapes))
     found = {name: tuple(tensor.shape) for name, tensor in traced.items()}
@@ -104,7 +105,8 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
     config = _CONFIGS[kind](path, found, unet) if config is None else config
     label = {CONTROL_NET: "ControlNet", T2I_ADAPTER: "T2I-Adapter"}[kind]
     expected = _expected(kind, config, path)
-    check_shapes(label, expected, found, "config and weights do not match" if own else "load one for this model")
+    advice = ("config and weights do not match", "download them again") if own else ("load one for this model",) * 2
+    check_shapes(label, expected, found, *advice)
     _check_read(label, path, unread(shapes, origins(traced, expected) | scale_names(shapes)))
     read = read_tensors(files)
     tensors = naming(unscaled(read, torch.float32))
@@ -115,7 +117,7 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
 
 def _check_read(label: str, path: Path, names: list[str]) -> None:
     """Raise AdapterError for tensors that the network does not have; those of a model beside it are told."""
-    if others := [name for name in names if not name.startswith(_WHOLE_MODEL)]:
+    if others := [name for name in names if not name.startswith(WHOLE_MODEL)]:
         raise AdapterError(f"{path} holds {others[0]}, which no {label} for this model has; get another file")
     if names:
         _log.warning("%s holds a whole model too, which is not read; its %s is", path.name, label)
@@ -183,12 +185,15 @@ def _t2i_config(path: Path, shapes: Shapes, unet: UNet2DConditionModel) -> dict[
         inputs, channels = shapes[first][1] // 64, [shapes[f"adapter.body.{i}.{last}.weight"][0] for i in blocks]
     except (KeyError, IndexError) as error:
         raise AdapterError(f"the T2I-Adapter lacks {error} ({path}); download it again") from error
-    if inputs not in (1, 3):  # by the factor of 16 of those for Stable Diffusion XL
-        raise AdapterError(f"adapter must be for Stable Diffusion 1.x or 2.x, got a T2I-Adapter for another ({path})")
+    if inputs not in (1, 3, 4, 12):
+        raise AdapterError(f"a T2I-Adapter must be for Stable Diffusion, got one for another ({path})")
     if light:
         channels.pop()  # the last block repeats it
-    kind = "light_adapter" if light else "full_adapter"
-    return {"in_channels": inputs, "channels": channels, "num_res_blocks": layers, "adapter_type": kind}
+    kind, factor = "light_adapter" if light else "full_adapter", 8
+    if inputs in (4, 12):
+        kind, factor, inputs = "full_adapter_xl", 16, inputs // 4
+    settings = {"in_channels": inputs, "channels": channels, "num_res_blocks": layers, "adapter_type": kind}
+    return settings | {"downscale_factor": factor}
 
 
 _CONFIGS: Mapping[str, Callable[[Path, Shapes, UNet2DConditionModel], dict[str, Any]]] = {

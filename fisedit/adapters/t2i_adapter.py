@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fisedit.adapters.base import UNetAdapter
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
-from fisedit.errors import AdapterError
+from fisedit.errors import AdapterError, InputError
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import CONTROL
 
@@ -26,21 +26,33 @@ if TYPE_CHECKING:
     from fisedit.values import AdapterUse
 
 
+_XL, _XL_LEVELS = "full_adapter_xl", (1, 1, 2)
+"""diffusers' kind for Stable Diffusion XL, and the levels of its maps for down blocks, of which the first is halved."""
+
+
 @dataclass(frozen=True, eq=False)
 class T2IAdapterCondition(UNetAdapter):
     """A T2I-Adapter at work on one picture; a step costs additions only.
 
     Args:
-        maps: [1, C, h, w] of every down block; () where only costs are needed.
+        maps: [1, C, h, w] of every down block, and of the middle where the adapter has one; () where only costs are
+            needed.
         scale: The scale of the maps.
+        levels: The levels of the down blocks' maps.
     """
 
     maps: Sequence[Tensor]
     scale: float
+    levels: Sequence[int]
 
-    def intrablock_residuals(self) -> list[Tensor]:
+    def intrablock_residuals(self) -> list[tuple[int, Tensor]]:
         """See `UNetAdapter.intrablock_residuals`."""
-        return [self.scale * each for each in self.maps]
+        return [(level, self.scale * each) for level, each in zip(self.levels, self.maps, strict=False)]
+
+    def controls(self, batch: int) -> dict[str, Tensor]:
+        """See `UNetAdapter.controls`."""
+        middle = self.maps[len(self.levels) :]
+        return {"mid": self.scale * middle[0].expand(batch, -1, -1, -1)} if middle else {}
 
 
 class T2IAdapterReader(PictureAdapter):
@@ -59,12 +71,14 @@ class T2IAdapterReader(PictureAdapter):
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
         channels, own = tuple(unet.config.block_out_channels), tuple(self.network.config.channels)
-        if self.network.config.adapter_type == "light_adapter":  # whose last block has the channels of the one before
+        kind, is_xl = self.network.config.adapter_type, unet.config.addition_embed_type is not None
+        if kind == "light_adapter":  # whose last block has the channels of the one before
             own = (*own, own[-1])
-        if own != channels or self.network.config.adapter_type == "full_adapter_xl":
+        if is_xl:  # of which the middle block gets a map too
+            channels = (*channels, channels[-1])
+        if own != channels or is_xl != (kind == _XL):
             raise AdapterError(
-                f"the T2I-Adapter must have channels {channels}, got {own} ({self.network.config.adapter_type}); "
-                "load one for this model"
+                f"the T2I-Adapter must have channels {channels}, got {own} ({kind}); load one for this model"
             )
 
     def match(self, unet: UNet2DConditionModel) -> None:
@@ -74,6 +88,11 @@ class T2IAdapterReader(PictureAdapter):
     def read(self, inputs: AdapterInputs) -> tuple[list[Tensor], int]:
         """See `PictureAdapter.read`; pictures are resized to the canvas."""
         config, network = inputs.config, self.network
+        factor = network.config.downscale_factor
+        if config.width % factor or config.height % factor:
+            raise InputError(
+                f"this T2I-Adapter takes sides divisible by {factor}, got {config.width}x{config.height}; choose others"
+            )
         picture = to_canvas(inputs.picture, (config.width, config.height))
         if network.config.in_channels == 1:
             picture = picture.convert("L")
@@ -83,4 +102,10 @@ class T2IAdapterReader(PictureAdapter):
 
     def condition(self, read: Sequence[Tensor] | None, use: AdapterUse, branches: int) -> T2IAdapterCondition:
         """See `PictureAdapter.condition`."""
-        return T2IAdapterCondition(read or (), use.scale)
+        blocks = len(self.network.config.channels)
+        levels = range(blocks + (self.network.config.adapter_type == "light_adapter"))
+        return T2IAdapterCondition(read or (), use.scale, _XL_LEVELS if self._is_xl else levels)
+
+    @property
+    def _is_xl(self) -> bool:
+        return bool(self.network.config.adapter_type == _XL)

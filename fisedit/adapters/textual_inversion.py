@@ -18,7 +18,7 @@ from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
 from fisedit.models.validation import pickled
-from fisedit.models.weight_files import read_shapes
+from fisedit.models.weight_files import Shapes, read_shapes
 from fisedit.prompts.chunks import MAX_CHUNKS, added_tokens, split_chunks
 from fisedit.prompts.syntax import named_embeddings
 from fisedit.prompts.weighting import parse
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from fisedit.values import GenerationConfig
 
 _TOKEN = re.compile(r"[^\W_][\w-]*|<[\w-]+>")
-_NO_WORDS = ("emb_params", "*", "string_to_param.*", "clip_l")
-"""Names of the one tensor of files that tell no word."""
+_NO_WORDS = ("emb_params", "*", "string_to_param.*", "clip_l", "text_encoders_0")
+"""Names of the first tensor of files that tell no word."""
+
+_ENCODERS = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"))
+_PAIRS = (("clip_l", "clip_g"), ("text_encoders_0", "text_encoders_1"))
+"""Names of the tensors of a word for two text encoders, in files of web UIs and of diffusers' trainers."""
 
 _VECTOR = re.compile(r"_[0-9]+>?$")  # how diffusers names further vectors
 
@@ -56,7 +60,7 @@ def load(pipe: Model, source: str | Path, token: str | None = None) -> str:
 
     Args:
         pipe: The pipeline that gets them.
-        source: a .safetensors file with a tensor of a word, [D] or [vectors, D].
+        source: a .safetensors file with a tensor of a word, [D] or [vectors, D], for each text encoder.
         token: the word, which chooses among several of the file; None for the file's name, or the word in diffusers'
             "learned_embeds". Its case does not matter, and it is found inside longer words, too.
 
@@ -70,7 +74,8 @@ def load(pipe: Model, source: str | Path, token: str | None = None) -> str:
     from safetensors.torch import load
 
     file = expand_home(source)
-    name = _check_file(pipe, file, token)
+    names = _check_file(pipe, file, token)
+    name = names[0]
     word = (name if file.stem == "learned_embeds" and name not in _NO_WORDS else file.stem) if token is None else token
     if not isinstance(word, str):
         raise InputError(f"token must be text, got {type(word).__name__}; give a word")
@@ -79,15 +84,16 @@ def load(pipe: Model, source: str | Path, token: str | None = None) -> str:
         example = "letters, digits, '-' or '_', without _ and a number at the end"
         raise InputError(f"token must be {example}, got {word!r:.60}; give another as token=")
     data = file.read_bytes()
-    embeddings = load(data)[name]
-    if not embeddings.is_floating_point() or not embeddings.isfinite().all():
+    embeddings = [load(data)[name] for name in names]
+    if not all(each.is_floating_point() and each.isfinite().all() for each in embeddings):
         raise AdapterError(f"{file} holds numbers that are no embeddings; get the file again")
     with exclusive(pipe.text_encoder, pipe.tokenizer), quiet_loaders():
         vocabulary = pipe.tokenizer.get_vocab()
         if word in loaded(pipe) or word in vocabulary or f"{word}</w>" in vocabulary:
             raise AdapterError(f"the text encoder knows the word {word!r} already; give another as token=")
         try:
-            pipe.load_textual_inversion({word: embeddings}, token=word)
+            for each, own in zip(embeddings, _encoders(pipe), strict=True):
+                pipe.load_textual_inversion({word: each}, token=word, **own)
         except (ValueError, RuntimeError) as error:
             why = next(iter(str(error).splitlines()), "")[:200]
             raise AdapterError(f"{file} cannot be loaded ({why}); load what was made for this model") from error
@@ -124,11 +130,13 @@ def unload(pipe: Model, token: str) -> None:
         if word not in loaded(pipe):
             words = ", ".join(loaded(pipe)) or "none"
             raise AdapterError(f"no textual inversion of the word {token!r} is loaded; loaded: {words}")
-        for one in added_tokens(pipe.tokenizer)[word]:
-            pipe.unload_textual_inversion(one)
-        embeddings = pipe.text_encoder.get_input_embeddings()
-        embeddings.requires_grad_(False)  # diffusers made them anew
-        pipe.text_encoder.config.vocab_size = embeddings.num_embeddings
+        tokens = added_tokens(pipe.tokenizer)[word]
+        for own in _encoders(pipe):
+            for one in tokens:
+                pipe.unload_textual_inversion(one, **own)
+            embeddings = own["text_encoder"].get_input_embeddings()
+            embeddings.requires_grad_(False)  # diffusers made them anew
+            own["text_encoder"].config.vocab_size = embeddings.num_embeddings
         _loaded[pipe.text_encoder] = {name: digest for name, digest in loaded(pipe).items() if name != word}
 
 
@@ -186,8 +194,15 @@ def check_named(pipe: Model, prompt: str, name: str = "prompt") -> None:
         )
 
 
-def _check_file(pipe: Any, file: Path, token: object) -> str:
-    """The name of a file's tensor of a word: the only one, or the token's own."""
+def _encoders(pipe: Model) -> list[dict[str, Any]]:
+    """The tokenizers and text encoders, as diffusers' loader takes them."""
+    parts = pipe.components
+    pairs = [(parts.get(tokenizer), parts.get(encoder)) for tokenizer, encoder in _ENCODERS]
+    return [{"tokenizer": tokenizer, "text_encoder": encoder} for tokenizer, encoder in pairs if encoder is not None]
+
+
+def _check_file(pipe: Model, file: Path, token: object) -> tuple[str, ...]:
+    """The names of a file's tensors of a word, for each text encoder: the only ones, or the token's own."""
     if problem := pickled(file):
         raise AdapterError(str(problem))
     if not file.is_file():
@@ -196,7 +211,10 @@ def _check_file(pipe: Any, file: Path, token: object) -> str:
         shapes = read_shapes(file)
     except ModelError as error:
         raise AdapterError(str(error)) from error
-    width = int(pipe.text_encoder.config.hidden_size)
+    widths = [int(own["text_encoder"].config.hidden_size) for own in _encoders(pipe)]
+    if len(widths) > 1:
+        return _check_pair(file, shapes, widths)
+    (width,) = widths
     name = token if isinstance(token, str) and token in shapes else next(iter(shapes), "")
     shape = shapes.get(name, ())
     if "clip_g" in shapes:
@@ -208,4 +226,22 @@ def _check_file(pipe: Any, file: Path, token: object) -> str:
         raise AdapterError(f"{file} holds {len(shapes)} words, or no textual inversion: {words}; name one as token=")
     if shape[-1] != width:
         raise AdapterError(f"{file} is for text encoders of width {shape[-1]}, this model's has {width}; load another")
-    return name
+    return (name,)
+
+
+def _check_pair(file: Path, shapes: Shapes, widths: Sequence[int]) -> tuple[str, ...]:
+    """The names of a file's tensors of its one word for two text encoders."""
+    names = next((pair for pair in _PAIRS if set(pair) == set(shapes)), None)
+    if names is None:
+        raise AdapterError(
+            f"{file} must hold a word for two text encoders (clip_l and clip_g), got {', '.join(shapes)[:80]}; "
+            "load a textual inversion for Stable Diffusion XL"
+        )
+    found = [shapes[name] for name in names]
+    vectors = {shape[0] if len(shape) > 1 else 1 for shape in found}
+    if [shape[-1] for shape in found] != list(widths) or len(vectors) > 1 or any(len(shape) > 2 for shape in found):
+        raise AdapterError(
+            f"{file} must hold as many vectors of widths {widths[0]} and {widths[1]}, got {found[0]} and {found[1]}; "
+            "load one for this model"
+        )
+    return names

@@ -210,7 +210,7 @@ class GraphBenchmark:
             for count in BATCHES:
                 grids = [np.roll(square_mask(BATCH_AREA, side), (4 * e, 7 * e), (0, 1)) for e in range(count)]
                 plans = [self.engine.row_plan(grid, STEP_DILATION) for grid in grids]
-                text, many = (x.repeat_interleave(count, 0) for x in (self.text, latents))
+                text, many = self.text.repeated(count), latents.repeat_interleave(count, 0)
                 edit = GraphExecutor(self.engine.executor).begin(plans, features, text)
                 calls[f"{count}_step"] = partial(edit.step, self.middle, many, self.times[self.middle])
                 for steps in EDIT_STEPS:
@@ -358,7 +358,7 @@ def _settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any
 
     config = workload.config
     return {
-        "model": settings.model or "SD 1.5 architecture, random weights",
+        "model": workload.model_name(settings),
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "whole_steps": EDIT_STEPS,

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from fisedit.bench.dense_search import (
     DEEPCACHE,
@@ -37,6 +38,8 @@ from fisedit.bench.runtimes import (
 )
 from fisedit.bench.timing import measure_seconds
 from fisedit.machine.device import DTYPES
+from fisedit.models.families.conditioning import Conditioning, example
+from fisedit.models.families.family import assemble
 from fisedit.models.loader import quiet_loaders
 from fisedit.sampling.scheduler import SCHEDULERS
 
@@ -165,7 +168,7 @@ class DensePipelines:
         """
         unet = self.get(variant).unet
         latents, time, text = self._step_inputs(DTYPES[variant.dtype])
-        return lambda: unet(latents, time, encoder_hidden_states=text, return_dict=False)
+        return lambda: unet(latents, time, return_dict=False, **text.unet_inputs)
 
     def decode(self, variant: DenseVariant) -> Callable[[], object]:
         """One decode of random latents.
@@ -191,18 +194,17 @@ class DensePipelines:
         height, width = self._config.height // 8, self._config.width // 8
         return torch.randn(1, 4, height, width, generator=torch.Generator().manual_seed(1)).to(self._device, dtype)
 
-    def _step_inputs(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents, a timestep and text of both branches of guidance."""
+    def _step_inputs(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Conditioning]:
+        """Latents, a timestep and conditions of both branches of guidance."""
         batch, unet = 2 if self._config.guidance_scale > 1 else 1, self._pipe.unet
         latents, tokens = self._latents(dtype).repeat(batch, 1, 1, 1), self._pipe.tokenizer.model_max_length
-        text = torch.ones(batch, tokens, unet.config.cross_attention_dim, dtype=dtype, device=self._device)
-        return latents, torch.tensor(500, device=self._device), text
+        return latents, torch.tensor(500, device=self._device), example(unet, batch, tokens).to(dtype)
 
     def _copy(self, variant: DenseVariant) -> StableDiffusionPipeline:
         layout = torch.channels_last if variant.channels_last else torch.contiguous_format
         parts: dict[str, Any] = dict(self._pipe.components)
         with quiet_loaders():  # diffusers warns of a cast that no part of these models minds
-            for name in ("unet", "vae", "text_encoder"):
+            for name in (name for name, part in parts.items() if isinstance(part, nn.Module)):
                 parts[name] = deepcopy(parts[name]).to(DTYPES[variant.dtype])
         for name in ("unet", "vae"):
             parts[name].to(memory_format=layout)
@@ -220,7 +222,9 @@ class DensePipelines:
         with quiet_loaders():
             unet, decoder = (deepcopy(part).float() for part in (UNetCall(self._pipe.unet), self._pipe.vae.decoder))
         latents, time, text = self._step_inputs(torch.float32)
-        return convert_openvino(unet, (latents, time.float(), text)), convert_openvino(decoder, (latents[:1],))
+        if text.added:
+            raise RuntimeError("its conversion here is of UNets that read text alone")
+        return convert_openvino(unet, (latents, time.float(), text.text)), convert_openvino(decoder, (latents[:1],))
 
     def _convert(self, variant: DenseVariant) -> StableDiffusionPipeline:
         """The pipeline whose UNet and decoder OpenVINO runs."""
@@ -237,11 +241,9 @@ class DensePipelines:
         return pipe
 
     def _assemble(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
-        from diffusers import StableDiffusionPipeline  # quiet, as the loader imported it
-
         scheduler, changes = SCHEDULERS[self._config.scheduler]
         parts |= {"scheduler": scheduler.from_config(self._pipe.scheduler.config, **changes)}
-        pipe = StableDiffusionPipeline(**parts, requires_safety_checker=False)
+        pipe: StableDiffusionPipeline = assemble(parts)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 from fisedit.bench import metrics
 from fisedit.costs.model import Costs
 from fisedit.editor import Editor
+from fisedit.models.families.family import assemble
 from fisedit.models.loader import quiet_loaders
 from fisedit.sampling.engine import Engine
 
@@ -207,14 +207,14 @@ class EditCase:
             guidance_scale: None for the source's.
             pipe: A pipeline with the same model and a DDIM scheduler; None for diffusers' own.
         """
-        config, pipe = self.source.config, pipe or self.pipeline("StableDiffusionPipeline")
+        config, pipe = self.source.config, pipe or self.pipeline()
 
         def on_step_end(_pipeline: Any, i: int, _timestep: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
             return {"latents": hook(i, state["latents"])}
 
         pictures: list[Image] = pipe(
             list(prompts),
-            negative_prompt=[config.negative_prompt] * len(prompts),
+            negative_prompt=[config.negative_prompt] * len(prompts) if config.negative_prompt else None,
             latents=torch.cat([self.trajectory.latents[0]] * len(prompts)).to(pipe.unet.dtype),
             num_inference_steps=config.num_inference_steps,
             guidance_scale=config.guidance_scale if guidance_scale is None else guidance_scale,
@@ -224,12 +224,16 @@ class EditCase:
         ).images
         return pictures[-1]
 
-    def pipeline(self, name: str) -> Any:
-        """A pipeline of diffusers, by class name: the editor's modules with a DDIM scheduler, as its sources have."""
+    def pipeline(self, name: str | None = None) -> Any:
+        """A pipeline of diffusers: the editor's modules with a DDIM scheduler, as its sources have.
+
+        Args:
+            name: Its class; None for the one that generates.
+        """
         pipe = self.editor.pipe
         modules = pipe.components | {"scheduler": DDIMScheduler.from_config(pipe.scheduler.config)}
         with quiet_loaders():
-            pipeline = getattr(import_module("diffusers"), name)(**modules, requires_safety_checker=False)
+            pipeline = assemble(modules, name)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
 

@@ -35,7 +35,8 @@ class SpeedSettings:
     """Settings of `bench edit`, and of the studies that time steps and edits.
 
     Args:
-        model: The model that `fisedit.models.loader.load` takes; None for SD 1.5's architecture with random weights.
+        model: The model that `fisedit.models.loader.load` takes; None for SD 1.5's architecture with random weights,
+            "sdxl" for Stable Diffusion XL's.
         areas: shares of the picture that the masks cover, each in (0, 1].
         size: side of the square picture, in pixels.
         num_inference_steps: The steps of whole edits; with captured graphs, of the source whose middle step is timed.

@@ -91,7 +91,7 @@ def measure_edit_speed(settings: SpeedSettings, on_step: OnStep | None = None) -
         "dense_summary": dense_summary(metrics, baselines),
         "summary": [_summary_row(row) for row in rows],
         "profile": layers,
-        "notes": [*dense.notes, *([] if settings.model else [RANDOM_NOTE])],
+        "notes": [*dense.notes, *([RANDOM_NOTE] if workload.random else [])],
     }
 
 
@@ -156,7 +156,7 @@ class _EditBenchmark:
         for name, variant in whole_runs(self.best, self.others).items():
             calls[name], self.warm_up[name] = (partial(self.dense.run, variant, steps) for steps in (None, 1))
         self.dense_row["step_macs_counted_by_torch"] = _count_macs(
-            lambda: self.pipe.unet(self.latents, self.timestep, self.text, return_dict=False)
+            lambda: self.pipe.unet(self.latents, self.timestep, return_dict=False, **self.text.unet_inputs)
         )
         return calls | {"recorded step": self._record, "source": self._generate}
 
@@ -331,7 +331,7 @@ def settings_dict(workload: Workload, settings: SpeedSettings) -> dict[str, Any]
     """
     config = workload.config
     return {
-        "model": settings.model or "SD 1.5 architecture, random weights",
+        "model": workload.model_name(settings),
         "pixels": config.width,
         "num_inference_steps": config.num_inference_steps,
         "guidance_scale": config.guidance_scale,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.masking import masks
+from fisedit.models.families.family import SD1, SD2, SDXL
 from fisedit.models.loader import load
 from fisedit.models.random_init import random_pipeline
 from fisedit.values import LATENT_FACTOR, make_generation_config
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 """The prompts of the source and of the edit."""
 
+RANDOM = {family.name: (title, family) for title, family in (("SD 1.5", SD1), ("SD 2", SD2), ("SDXL", SDXL))}
+"""Names that are given as a model for random weights -> the title of the architecture, and its family."""
+
 STEP_DILATION = 1
 """Dilation at which single steps are compared, in latent cells; whole edits use the default settings."""
 
@@ -37,16 +42,26 @@ class Workload:
         config: The settings of the source.
         device: where the model is.
         dtype: the model's.
+        random: The title of the architecture whose weights are random, or "".
     """
 
     pipe: Model
     config: GenerationConfig
     device: torch.device
     dtype: torch.dtype
+    random: str = ""
+
+    def model_name(self, settings: SpeedSettings) -> str:
+        """The model's name in reports.
+
+        Args:
+            settings: The settings that it was loaded by.
+        """
+        return f"{self.random} architecture, random weights" if self.random else str(settings.model)
 
 
 def load_workload(settings: SpeedSettings) -> Workload:
-    """The model that is measured, with random weights of SD 1.5's shapes if none is named.
+    """The model that is measured, with random weights of SD 1.5's shapes if none is named, or of a family that is.
 
     Args:
         settings: The settings of the benchmark.
@@ -57,10 +72,12 @@ def load_workload(settings: SpeedSettings) -> Workload:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    if settings.model is None:
-        pipe = random_pipeline(device, dtype)
+    model, random = settings.model or SD1.name, ""
+    if model in RANDOM and not Path(model).exists():
+        random, family = RANDOM[model]
+        pipe = random_pipeline(device, dtype, family=family)
     else:
-        pipe = load(settings.model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
+        pipe = load(model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
     config = make_generation_config(
         PROMPTS[0],
         seed=7,
@@ -71,7 +88,7 @@ def load_workload(settings: SpeedSettings) -> Workload:
         height=settings.size,
         scheduler=settings.scheduler,
     )
-    return Workload(pipe, config, device, dtype)
+    return Workload(pipe, config, device, dtype, random)
 
 
 def square_mask(area: float, side: int) -> BoolGrid:

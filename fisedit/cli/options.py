@@ -263,7 +263,8 @@ CalibrationSize = Annotated[
 Areas = Annotated[str, Option(help="Edited areas in percent, with commas between.")]
 Size = Annotated[int, Option(help="Side of the square picture in pixels.")]
 BenchModel = Annotated[
-    str | None, Option("--model", help="A model; random weights of Stable Diffusion 1.5 without it.")
+    str | None,
+    Option("--model", help="A model; sdxl for random weights of Stable Diffusion XL, those of 1.5 without."),
 ]
 BenchOutput = Annotated[Path | None, Option("--output", help="JSON file to write the figures to.")]
 Repeats = Annotated[

@@ -109,7 +109,7 @@ def decode(vae: AutoencoderKL, latents: Tensor) -> tuple[Image.Image, DecoderCac
     if latents.device.type == "cpu":
         return_freed_memory()  # the large maps below do not fit into its gaps
     with injected(vae, replacements):
-        sample = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+        sample = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
     picture = _picture(sample)
     return picture, DecoderCache(features, picture, sums, statistics)
 
@@ -253,7 +253,7 @@ class SparseDecoder:
         for name, sums in self.sums.items():
             sums[..., :-1].copy_(cache.sums[name].flatten(2))
             self.statistics[name].copy_(cache.statistics[name])
-        scaled = latents / self.vae.config.scaling_factor
+        scaled = latents.to(self.vae.dtype) / self.vae.config.scaling_factor
         with injected(self.vae, self._replacements()):
             with span("decode coarse", leaf=True):
                 overlay = self.run_coarse(gather(scaled, plan.levels[-1].read_positions), plan, cache.features)

@@ -19,6 +19,7 @@ import torch
 from fisedit.costs.spans import kind_of, recorded_spans
 from fisedit.features.sites import unet_sites
 from fisedit.machine.stopwatch import OTHER, STEP_DENSE, span
+from fisedit.models.families.conditioning import example
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def layer_seconds(pipe: Model, size: int, seconds: float, on_step: OnStep | None
     unet, device, side = pipe.unet, pipe.unet.device, size // LATENT_FACTOR
     generator = torch.Generator().manual_seed(0)
     latents = torch.randn(2, unet.config.in_channels, side, side, generator=generator).to(device, unet.dtype)
-    text = torch.randn(2, pipe.tokenizer.model_max_length, _width(pipe), generator=generator).to(device, unet.dtype)
+    text = example(unet, 2, pipe.tokenizer.model_max_length, generator)
     best: dict[str, float] = {}
     began = perf_counter()
     for i in count():
@@ -81,16 +82,12 @@ def layer_seconds(pipe: Model, size: int, seconds: float, on_step: OnStep | None
         if on_step is not None:
             on_step(i, max(i, FEWEST) + 1, None)
         with recorded_spans(pipe) as recorder, span(STEP_DENSE):
-            unet(latents, 500, text, return_dict=False)
+            unet(latents, 500, return_dict=False, **text.unet_inputs)
         if i:
             for layer in recorder.spans:
                 if layer.name and layer.kind != OTHER:
                     best[layer.name] = min(best.get(layer.name, layer.own), layer.own)
     return best
-
-
-def _width(pipe: Model) -> int:
-    return int(pipe.text_encoder.config.hidden_size)
 
 
 def slow_layers(pipe: Model, before: Mapping[str, float], size: int, seconds: float) -> list[LayerDelay]:

@@ -21,6 +21,7 @@ from fisedit.machine.device import default_torch_state
 from fisedit.machine.hardware import free_bytes
 from fisedit.masking.region import Region
 from fisedit.masking.region_arguments import joined
+from fisedit.models.families.stable_diffusion_xl import as_model
 from fisedit.models.loader import load
 from fisedit.models.paths import absolute_name, expand_home
 from fisedit.runners.stepping import Graphs
@@ -54,7 +55,7 @@ class EditorBase:
         graphs: bool | None = None,
         cache_dtype: str = "auto",
     ) -> None:
-        self.pipe, self.model, self.vae = pipe, model, vae
+        self.pipe, self.model, self.vae = as_model(pipe), model, vae
         self.variant = ""  # name of the variant of the model's weights, for saved sessions
         self._stores: dict[Path, SessionStore] = {}
         device = pipe.unet.device
@@ -67,7 +68,7 @@ class EditorBase:
         pages = None if folder is None else PageFolder(folder, max_disk_bytes)
         tiers = FeatureTiers(limit if device.type == "cpu" else host_limit, pages)
         encoding = choose_encoding(cache_dtype, device)
-        self._pipeline = EditPipeline(EditState(pipe, TrajectoryCache(limit, tiers), Graphs(graphs), encoding))
+        self._pipeline = EditPipeline(EditState(self.pipe, TrajectoryCache(limit, tiers), Graphs(graphs), encoding))
 
     @classmethod
     def from_pretrained(

@@ -194,7 +194,8 @@ class EditMixin(EditorBase):
 
         Args:
             region: what goes, with what it casts, such as a shadow.
-            prompt: what the picture shows then; None for the current prompt, of which no word is read.
+            prompt: what the picture shows then; None for the current prompt without what goes, where its words point at
+                that. Words that the current one has too are not read.
             seed: seed of the noise inside; None for another one than the picture's.
             quality: "fast", "balanced" or "close", as in `edit`.
             on_step: called before every step, as in `edit`.
@@ -212,6 +213,8 @@ class EditMixin(EditorBase):
             repaint=Repaint(seed=next_seed(now.config.seed) if seed is None else seed, erases=True),
             on_step=on_step,
         )
+        if prompt is None:
+            return self._pipeline.run(*self._pipeline.plan_erasing(request))
         return self._pipeline.run(request, self._pipeline.plan(request))
 
     def edit_many(

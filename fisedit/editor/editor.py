@@ -118,7 +118,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
             )
             border = Region.border(*widths)
             if words == now.prompt:  # whose things are there already
-                return self.erase(border, seed=seed, quality=quality, on_step=on_step)
+                return self.erase(border, prompt=words, seed=seed, quality=quality, on_step=on_step)
             return self.edit(words, region=border, seed=seed, quality=quality, on_step=on_step)
 
     @classmethod

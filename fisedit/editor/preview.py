@@ -182,7 +182,7 @@ class PreviewMixin(EditorBase):
         request = self._pipeline.requests.edit(prompt)
         text = self._pipeline.renderer.encode(request)
         with torch.inference_mode():
-            project_text(self._engine.executor.sites, text.embeddings, text.keys)
+            project_text(self._engine.executor.sites, text.embeddings.text, text.keys)
 
         def heatmap() -> NDArray[np.float32]:
             self._pipeline.renderer.rebuild(request)

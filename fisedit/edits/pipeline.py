@@ -22,8 +22,10 @@ from fisedit.errors import MaskError, PageError
 from fisedit.history import EditResult, History
 from fisedit.machine.device import default_torch_state, weights_digest
 from fisedit.masking.drift_check import DriftDetected
+from fisedit.masking.localize import things_inside
 from fisedit.metadata.image_metadata import file_notes
 from fisedit.models.injection import exclusive
+from fisedit.prompts.shortening import without_things
 from fisedit.sampling import denoise, records
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
@@ -98,6 +100,29 @@ class EditPipeline:
             plan = self.planner.plan_edit(request, prompt, self.renderer.source(request)[0])
         notes = (f"results rebuilt first, as their features were gone: {rebuilt}",) if rebuilt else ()
         return replace(plan, notes=plan.notes + notes)
+
+    def plan_erasing(self, request: EditRequest) -> Job:
+        """Plan an edit that erases; its prompt no longer names what goes, where the picture's words point at that."""
+        plan = self.plan(request)
+        if plan.skip_reason or not request.config.prompt:
+            return request, plan
+        return self.retry_on_page_error(request, partial(self._without_things, request, plan))
+
+    @default_torch_state()
+    def _without_things(self, request: EditRequest, plan: EditPlan) -> Job:
+        """The same edit to the prompt without the things that lie inside its mask."""
+        engine, config = self.state.engine, request.config
+        with self.state.history.mark_in_use(request.parent):
+            self.renderer.rebuild(request)
+            source, named = self.renderer.source(request)[0], request.region.named_words
+            things = things_inside(engine, source, config, plan.mask.grid, named)
+        with exclusive(engine.pipe.tokenizer):
+            prompt = without_things(config.prompt, things, engine.pipe.tokenizer)
+        if prompt == config.prompt:
+            return request, plan
+        request = self.requests.with_prompt(request, prompt)
+        note = f"the prompt no longer names what was erased: {', '.join(word.text for word in things)}"
+        return request, replace(plan, prompt=self.renderer.encode(request), notes=(*plan.notes, note))
 
     def run(self, request: EditRequest, plan: EditPlan) -> EditResult:
         """Run a plan, and once more with a larger mask where the change leaves the first; keep the result."""
@@ -177,7 +202,7 @@ class EditPipeline:
         alike: dict[object, list[int]] = {}
         for i, (request, plan) in enumerate(jobs):
             if plan.mode.dilation and plan.prompt and not plan.skip_reason:
-                key = plan.mode.dilation, plan.mode.start, request.config.seed, plan.prompt.embeddings.shape
+                key = plan.mode.dilation, plan.mode.start, request.config.seed, plan.prompt.embeddings.tokens
                 alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:

@@ -27,14 +27,14 @@ from fisedit.masking.region import Region
 from fisedit.models.injection import exclusive
 from fisedit.models.vae import encode, inpaint_inputs, is_inpainting, preview
 from fisedit.models.weight_changes import check_files
-from fisedit.prompts.text_diff import background_prompt, removes_objects
+from fisedit.prompts.text_diff import adds_words, background_prompt, removes_objects
 from fisedit.sampling import denoise
 from fisedit.sampling.inversion import noise_latents
 from fisedit.sampling.prompt_encoding import EncodedPrompt, encode_prompts
 from fisedit.sampling.records import deepened, steps_without_features
 from fisedit.sampling.trajectory import AttentionInjection, LatentEdit, Trajectory, max_injection_steps
 from fisedit.storage.canvas import to_canvas
-from fisedit.values import EditKind, Inversion, OnStep, strength_for_start
+from fisedit.values import Inversion, OnStep, strength_for_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ class Renderer:
         regional = [prompt for _, prompt in request.regional]
         with request.stopwatch.stage("text"):
             engine, read, script = self.state.engine, None, request.script
-            if removes_objects(script) or (request.erases and script.kind is EditKind.IDENTICAL):
+            if removes_objects(script) or (request.erases and not adds_words(script)):
                 with exclusive(engine.pipe.tokenizer):  # other words would paint what they name
                     read = background_prompt(script, engine.pipe.tokenizer)
             return encode_prompts(engine.pipe, engine.encode, request.config, regional, read=read)
@@ -155,7 +155,8 @@ class Renderer:
             return None
         parent, grid = request.parent, plan.mask.grid
         picture = None if parent is None else parent.canvas
-        return inpaint_inputs(self.state.engine.pipe.vae, picture, grid)
+        pipe = self.state.engine.pipe
+        return inpaint_inputs(pipe.vae, picture, grid).to(pipe.unet.dtype)
 
     def latent_edit(self, request: EditRequest, plan: EditPlan) -> LatentEdit:
         """Return an edit as the denoising loop knows it."""
@@ -205,10 +206,10 @@ class Renderer:
         picture = request.picture.crop(config.crop) if config.crop else request.picture
         canvas, text = to_canvas(picture, (config.width, config.height)), plan.prompt.embeddings
         with request.stopwatch.stage("encode"):
-            clean = encode(pipe.vae, canvas)
+            clean = encode(pipe.vae, canvas).to(pipe.unet.dtype)
         with request.stopwatch.stage("denoise"):
             is_masked = np.zeros(clean.shape[-2:], bool)
-            inputs = inpaint_inputs(pipe.vae, canvas, is_masked) if is_inpainting(pipe.unet) else None
+            inputs = inpaint_inputs(pipe.vae, canvas, is_masked).to(clean) if is_inpainting(pipe.unet) else None
             if config.inversion is Inversion.DDPM:
                 path = noise_latents(pipe, config, clean)
                 trajectory = denoise.run_dense(

@@ -323,10 +323,11 @@ class RequestBuilder:
         textual_inversion.check_words(
             self.state.engine.pipe, parent.config, [each.prompt for each in parent.run.regional]
         )
-        says_nothing = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
-        prompt = prompt if says_nothing else check_prompt(prompt)
+        is_kept = prompt == parent.prompt and (repaint.erases or regional)  # of a picture opened without words
+        names_nothing = prompt == "" and repaint.erases
+        prompt = prompt if is_kept or names_nothing else check_prompt(prompt)
         regional = tuple((each, check_prompt(own)) for each, own in regional)
-        for new in {prompt, *(own for _, own in regional)} - {parent.prompt}:  # an old session's stays what it was
+        for new in {prompt, *(own for _, own in regional)} - {parent.prompt, ""}:  # an old session's stays what it was
             self._check_words(new)
         like = self._conditions(self.state.history.lineage(parent.id)[0].config, parent.config, conditions, parent.size)
         changes: dict[str, Any] = {"prompt": prompt, "like": like}
@@ -354,6 +355,18 @@ class RequestBuilder:
             verify=verify,
             on_step=on_step,
         )
+
+    @_naming_references
+    def with_prompt(self, request: EditRequest, prompt: str) -> EditRequest:
+        """The same edit to another prompt.
+
+        Args:
+            request: the edit, whose regions have no prompts of their own.
+            prompt: the prompt of the picture then; "" where it names nothing.
+        """
+        assert request.parent is not None
+        config = self._with_words(replace(request.config, prompt=prompt))
+        return replace(request, config=config, script=self.diff(request.parent.prompt, prompt))
 
     def rebuild(self, result: EditResult, on_step: OnStep | None = None) -> EditRequest:
         """The request for what a dense run makes of a result's config.

@@ -24,6 +24,7 @@ from diffusers.models.unets.unet_2d_blocks import (
     CrossAttnDownBlock2D,
     CrossAttnUpBlock2D,
     DownBlock2D,
+    UNetMidBlock2D,
     UNetMidBlock2DCrossAttn,
     UpBlock2D,
 )
@@ -202,7 +203,7 @@ def _walk_decoder(decoder: Decoder, levels: int) -> Iterator[LayerSite]:
         level -= 1
 
 
-BLOCKS = (CrossAttnDownBlock2D, CrossAttnUpBlock2D, DownBlock2D, UNetMidBlock2DCrossAttn, UpBlock2D)
+BLOCKS = (CrossAttnDownBlock2D, CrossAttnUpBlock2D, DownBlock2D, UNetMidBlock2D, UNetMidBlock2DCrossAttn, UpBlock2D)
 
 
 def _block(name: str, block: nn.Module, level: int) -> Iterator[LayerSite]:
@@ -393,7 +394,7 @@ def _check_product(name: str, module: nn.Module) -> None:
 
 def _unsupported(name: str, module: nn.Module, why: str = "it has no sparse counterpart") -> UnsupportedModuleError:
     return UnsupportedModuleError(
-        f"the UNet's layer {name} is a {type(module).__name__} and {why}; use a Stable Diffusion 1.x or 2.x UNet"
+        f"the UNet's layer {name} is a {type(module).__name__} and {why}; use a Stable Diffusion 1.x, 2.x or XL UNet"
     )
 
 

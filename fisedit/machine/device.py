@@ -57,19 +57,21 @@ def device_and_dtype(pipe: Model) -> tuple[torch.device, torch.dtype]:
         pipe: The model.
 
     Raises:
-        ModelError: Its UNet, VAE and text encoder differ in them, or one is missing.
+        ModelError: Its UNet, VAE and text encoder differ in them, or one is missing. A VAE may be in fp32 by itself.
     """
     parts = {"UNet": pipe.unet, "VAE": pipe.vae, "text encoder": pipe.text_encoder}
     if missing := [name for name, part in parts.items() if part is None]:
         raise ModelError(f"a pipeline must have a UNet, a VAE and a text encoder, got no {missing[0]}; load it whole")
     first = {name: next(part.parameters()) for name, part in parts.items()}
     found = {name: (weight.device, weight.dtype) for name, weight in first.items()}
-    if len(set(found.values())) > 1:
+    unet, vae = found["UNet"], found["VAE"]
+    same = found if vae[1] is not torch.float32 else found | {"VAE": (vae[0], unet[1])}
+    if len(set(same.values())) > 1:
         got = ", ".join(
             f"{name} {str(dtype).removeprefix('torch.')} on {device}" for name, (device, dtype) in found.items()
         )
         raise ModelError(f"a pipeline must have one dtype and device, got {got}; move all of it by pipe.to(...)")
-    return found["UNet"]
+    return unet
 
 
 def weights_digest(pipe: Model) -> str:

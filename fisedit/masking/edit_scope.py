@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fisedit.masking.mask_options import MaskOptions
     from fisedit.masking.region_values import Points
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
     from fisedit.values import BoolGrid, EditScript, GenerationConfig
@@ -32,7 +33,7 @@ class EditScope:
         engine: The engine that recorded the source.
         source: the trajectory that is edited.
         config: The config of the edit.
-        text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention.
+        text: the new prompt's conditions, and its keys and values by cross-attention.
         script: what the prompt changes.
         dense_macs: multiply-accumulates of a dense step.
 
@@ -46,7 +47,7 @@ class EditScope:
         engine: Engine,
         source: Trajectory,
         config: GenerationConfig,
-        text: tuple[Tensor, dict[str, Tensor]],
+        text: tuple[Conditioning, dict[str, Tensor]],
         script: EditScript,
         dense_macs: int,
     ) -> None:

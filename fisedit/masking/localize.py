@@ -29,20 +29,31 @@ from fisedit.prompts.word_classes import TaggedPrompt
 from fisedit.sampling import denoise
 from fisedit.sampling.scheduler import mask_steps
 from fisedit.sampling.trajectory import max_injection_steps
+from fisedit.sparse_kernels.dilation import dilate
 from fisedit.values import EditKind, EditMask, EditScript, Hunk, Word
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from fisedit.features.cache import CachedFeatures
     from fisedit.masking.segments import SegmentTree
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import Trajectory
-    from fisedit.values import GenerationConfig
+    from fisedit.values import BoolGrid, GenerationConfig
 
     Heatmap = NDArray[np.float32]
 
 _SEGMENTS: WeakKeyDictionary[Trajectory, SegmentTree] = WeakKeyDictionary()
+
+
+INSIDE = 0.8
+"""Share of a thing's cells that lie inside a mask, or beside it, where the thing is inside.
+
+In 23 deletions of drawn scenes (256 px, development seed 9100), true masks have all of the thing that goes. Of 58
+things that stay they have .31 at most."""
 
 
 def num_probes(script: EditScript, options: MaskOptions) -> int:
@@ -144,7 +155,7 @@ def predict_mask(
     engine: Engine,
     source: Trajectory,
     config: GenerationConfig,
-    text: tuple[Tensor, dict[str, Tensor]],
+    text: tuple[Conditioning, dict[str, Tensor]],
     script: EditScript,
     options: MaskOptions,
 ) -> EditMask:
@@ -154,7 +165,7 @@ def predict_mask(
         engine: The engine that recorded the source.
         source: its trajectory.
         config: the source's with the new prompt.
-        text: the new prompt's embeddings [B, T, D], and its keys and values by cross-attention (filled where missing).
+        text: the new prompt's conditions, and its keys and values by cross-attention (filled where missing).
         script: the edit, not a global one.
         options: how the mask is predicted.
 
@@ -162,7 +173,7 @@ def predict_mask(
         NumericsError: NaN in the recorded attention.
         MaskError: the mask has fewer components than `options.instance` asks for.
     """
-    project_text(engine.executor.sites, *text)
+    project_text(engine.executor.sites, text[0].text, text[1])
     if options.method == LATENTS:
         mask = heatmaps.mask_from_heatmap(_latent_difference(engine, source, config, text[0], options.probe_steps or 0))
     elif options.method == OBJECT_MASKS:
@@ -202,11 +213,51 @@ def source_segments(engine: Engine, source: Trajectory, config: GenerationConfig
     return _SEGMENTS[source]
 
 
+@torch.inference_mode()
+def things_inside(
+    engine: Engine, source: Trajectory, config: GenerationConfig, grid: BoolGrid, named: Collection[str]
+) -> tuple[Word, ...]:
+    """The words of a source's prompt whose things lie inside a mask.
+
+    Args:
+        engine: The engine that recorded the source.
+        source: its trajectory.
+        config: The config of the source.
+        grid: booleans [h, w], the mask.
+        named: words that are believed wherever they point.
+
+    Raises:
+        NumericsError: NaN in the recorded attention.
+    """
+    steps = _recorded_steps(engine, source, config)
+    with engine.tiers.hold(steps):
+        attention = _source_attention(engine, source, config, steps)
+    reach, found = dilate(grid, 1), []
+    for word in attention.objects:
+        hunk = Hunk(EditKind.DELETE, (word,), (), (word,), ())
+        mask = object_masks.predict(EditScript(source.config.prompt, "", EditKind.DELETE, (hunk,)), attention)
+        is_sure = mask.confidence >= masks.SURE or any(_same_text(word, each) for each in named)
+        if is_sure and (mask.grid & reach).sum() >= INSIDE * mask.grid.sum() > 0:
+            found.append(word)
+    return tuple(found)
+
+
+def _source_attention(
+    engine: Engine, source: Trajectory, config: GenerationConfig, steps: Sequence[CachedFeatures]
+) -> object_masks.SourceAttention:
+    """The attention of a source's prompt at some recorded steps."""
+    sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
+    with exclusive(engine.pipe.tokenizer):
+        objects = object_words(TaggedPrompt.from_words(split(source.config.prompt, engine.pipe.tokenizer)))
+    maps = cross_maps(unet, sites, steps, source.text_keys, grids)
+    return object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), objects)
+
+
 def _object_mask(
     engine: Engine,
     source: Trajectory,
     config: GenerationConfig,
-    text: tuple[Tensor, dict[str, Tensor]],
+    text: tuple[Conditioning, dict[str, Tensor]],
     script: EditScript,
     evaluations: int,
 ) -> EditMask:
@@ -218,10 +269,7 @@ def _object_mask(
         insertion_steps = [denoise.record_probe_step(engine, config, text[0], source, evaluations - 1)]
     elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
         insertion_steps = source.features[:1]
-    with exclusive(engine.pipe.tokenizer):
-        objects = object_words(TaggedPrompt.from_words(split(script.source_prompt, engine.pipe.tokenizer)))
-    maps = cross_maps(unet, sites, steps, source.text_keys, grids)
-    attention = object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), objects)
+    attention = _source_attention(engine, source, config, steps)
     return object_masks.predict(script, attention, cross_maps(unet, sites, insertion_steps, text[1], grids))
 
 
@@ -232,7 +280,7 @@ def _recorded_steps(engine: Engine, source: Trajectory, config: GenerationConfig
 
 
 def _latent_difference(
-    engine: Engine, source: Trajectory, config: GenerationConfig, text: Tensor, steps: int
+    engine: Engine, source: Trajectory, config: GenerationConfig, text: Conditioning, steps: int
 ) -> Heatmap:
     """Mean absolute difference of latents between dense steps on the new prompt and the source's: floats [h, w]."""
     path = denoise.sample(engine, config, text, source, steps)

@@ -37,6 +37,9 @@ LOW_CONFIDENCE = 0.1
 """Confidence below which attention did not tell inside from outside, and an edit runs dense: that of .5 by Otsu's
 criterion. It catches maps with a few stray peaks, not every map without a shape: pure Gaussian noise has .64."""
 
+SURE = 0.6
+"""Confidence from which words are believed to point at their thing, where nobody says so."""
+
 MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""
 

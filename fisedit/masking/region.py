@@ -155,6 +155,16 @@ class Region(ABC):
             raise InputError(f"feather must be latent cells in [0, {MAX_DILATION}], got {as_text(cells)}")
         return _Feathered(self, cells) if cells else self
 
+    def unless_unsure(self, least: float = masks.SURE) -> Region:
+        """This region where words point at it with some confidence; else it finds nothing, as words that say the same.
+
+        Joined to a mask by `|` it leaves the mask alone then.
+
+        Args:
+            least: The confidence, 0 to 1.
+        """
+        return _Sure(self, least)
+
     def with_changed(self, changed: Region, *, alone: bool) -> Region:
         """This region and what changed elsewhere, but for what this one protects.
 
@@ -393,26 +403,13 @@ class _Everywhere(Region):
 
 
 @dataclass(frozen=True, eq=False)
-class _Grown(Region):
+class _Changed(Region):
+    """Another region, changed."""
+
     region: Region
-    cells: int
 
     def bind(self, canvas: RegionCanvas) -> Region:
         return replace(self, region=self.region.bind(canvas))
-
-    def resolve(self, scope: RegionScope) -> RegionMask:
-        from scipy.ndimage import maximum_filter, minimum_filter
-
-        found, grows = self.region.resolve(scope), self.cells > 0
-        extreme, beyond = (maximum_filter, 0) if grows else (minimum_filter, WHOLE)
-
-        def grown(levels: Levels) -> Levels:
-            """Grow the levels of pixels, by as many as the cells have."""
-            reach = [round(abs(self.cells) * n / m) for n, m in zip(levels.shape, found.levels.shape, strict=True)]
-            filtered: Levels = extreme(levels, size=[2 * n + 1 for n in reach], mode="constant", cval=beyond)
-            return filtered
-
-        return with_levels(found, grown)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -443,7 +440,39 @@ class _Grown(Region):
 
 
 @dataclass(frozen=True, eq=False)
-class _Feathered(_Grown):
+class _Sure(_Changed):
+    least: float
+
+    def resolve(self, scope: RegionScope) -> RegionMask:
+        found = self.region.resolve(scope)
+        if found.mask.source is not MaskSource.ATTENTION or found.mask.confidence >= self.least:
+            return found
+        return replace(found, reason=f"the words point there with a confidence of {found.mask.confidence:.2f} alone")
+
+
+@dataclass(frozen=True, eq=False)
+class _Grown(_Changed):
+    cells: int
+
+    def resolve(self, scope: RegionScope) -> RegionMask:
+        from scipy.ndimage import maximum_filter, minimum_filter
+
+        found, grows = self.region.resolve(scope), self.cells > 0
+        extreme, beyond = (maximum_filter, 0) if grows else (minimum_filter, WHOLE)
+
+        def grown(levels: Levels) -> Levels:
+            """Grow the levels of pixels, by as many as the cells have."""
+            reach = [round(abs(self.cells) * n / m) for n, m in zip(levels.shape, found.levels.shape, strict=True)]
+            filtered: Levels = extreme(levels, size=[2 * n + 1 for n in reach], mode="constant", cval=beyond)
+            return filtered
+
+        return with_levels(found, grown)
+
+
+@dataclass(frozen=True, eq=False)
+class _Feathered(_Changed):
+    cells: int
+
     def resolve(self, scope: RegionScope) -> RegionMask:
         from scipy.ndimage import distance_transform_cdt
 

@@ -59,7 +59,7 @@ def current_names(part: str, tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def _current_name(part: str, name: str) -> str:
-    if part == "text_encoder":
+    if part.startswith("text_encoder"):
         return name.removeprefix(_TEXT_MODEL)
     for old, new in _OLD_NAMES.items() if part == "vae" else ():
         name = name.replace(old, new)
@@ -67,7 +67,7 @@ def _current_name(part: str, name: str) -> str:
 
 
 def converted(
-    part: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, open_clip: bool = False
+    part: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], open_clip: str = ""
 ) -> dict[str, Tensor]:
     """Return a part's tensors of a single file under today's names.
 
@@ -75,7 +75,7 @@ def converted(
         part: The component.
         tensors: All tensors of the file.
         config: The component's configuration.
-        open_clip: Whether the text encoder is OpenCLIP's, as in Stable Diffusion 2.x.
+        open_clip: The prefix of the tensors of a text encoder that is OpenCLIP's; "" for others.
 
     Raises:
         ModelError: A tensor is missing that others need.
@@ -88,10 +88,11 @@ def converted(
         "text_encoder": ldm.convert_ldm_clip_checkpoint,
         "controlnet": partial(ldm.convert_controlnet_checkpoint, config=config),
     }
-    change = convert[part]
-    if part == "text_encoder" and open_clip:  # the converter reads the width alone of the model
+    if open_clip:  # the converter reads the width alone of the model
         width = SimpleNamespace(config=SimpleNamespace(hidden_size=config["hidden_size"]))
-        change = partial(ldm.convert_open_clip_checkpoint, width)
+        change: Callable[..., dict[str, Tensor]] = partial(ldm.convert_open_clip_checkpoint, width, prefix=open_clip)
+    else:
+        change = convert[part]
     try:
         found = change(dict(tensors))
     except (KeyError, IndexError) as error:

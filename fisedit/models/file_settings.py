@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
+from fisedit.models.families.family import SD2, Family
 from fisedit.models.weight_files import Shapes, read_metadata
 
 MARKERS = frozenset({"v_pred", "ztsnr"})
@@ -46,13 +47,13 @@ class FileSettings:
     notes: tuple[str, ...] = ()
 
 
-def read_settings(path: Path, shapes: Shapes, *, is_sd2: bool) -> FileSettings:
+def read_settings(path: Path, shapes: Shapes, family: Family) -> FileSettings:
     """Read the settings that a single file tells.
 
     Args:
         path: The file.
         shapes: Its tensors.
-        is_sd2: Whether it is of Stable Diffusion 2.x, two kinds of which differ by their prediction type alone.
+        family: Its family; two kinds of Stable Diffusion 2.x differ by their prediction type alone.
 
     Raises:
         ModelError: It tells two prediction types, one that is not known, or none where it is needed.
@@ -60,11 +61,12 @@ def read_settings(path: Path, shapes: Shapes, *, is_sd2: bool) -> FileSettings:
     header = {
         name.removeprefix("modelspec."): text for name, text in read_metadata(path).items() if "modelspec" in name
     }
+    is_sd2 = family == SD2
     prediction = _prediction(path, shapes, header, is_sd2=is_sd2)
     scheduler: dict[str, Any] = {} if prediction is None else {"prediction_type": prediction}
     if "ztsnr" in shapes:
         scheduler["rescale_betas_zero_snr"] = True
-    side, notes = _sample_size(header.get("resolution", "")), tuple(_notes(path, header))
+    side, notes = _sample_size(header.get("resolution", "")), tuple(_notes(path, header, family.encoder_layer))
     if side is None and is_sd2:
         side = 96 if prediction == "v_prediction" else 64
     return FileSettings(scheduler, side, notes)
@@ -114,10 +116,10 @@ def _sample_size(resolution: str) -> int | None:
     return int(match[1]) // _LATENT_FACTOR
 
 
-def _notes(path: Path, header: Mapping[str, str]) -> Iterator[str]:
+def _notes(path: Path, header: Mapping[str, str], own_layer: int) -> Iterator[str]:
     """Remarks on fields that are told and not obeyed."""
     resolution, layer = header.get("resolution", ""), header.get("encoder_layer", "1").strip()
     if resolution and _sample_size(resolution) is None:
         yield f"{path.name} tells a resolution of {resolution:.20}, which sets no size here; give width and height"
-    if layer.isdecimal() and int(layer) > 1:
-        yield f"{path.name} was made with clip skip {int(layer)}; clip_skip={int(layer) - 1} reads prompts so"
+    if layer.isdecimal() and int(layer) > own_layer:
+        yield f"{path.name} was made with clip skip {int(layer)}; clip_skip={int(layer) - own_layer} reads prompts so"

@@ -22,6 +22,9 @@ from fisedit.errors import InputError, ModelError, NumericsError, as_text
 from fisedit.machine.device import choose_device, choose_dtype, default_torch_state
 from fisedit.models import validation as checks
 from fisedit.models.conversion import build, converted, current_names, origins, scale_names, trace, unscaled
+from fisedit.models.families import family as families
+from fisedit.models.families.family import SD1, SD2, SDXL, Family
+from fisedit.models.families.stable_diffusion_xl import as_model
 from fisedit.models.file_settings import MARKERS, read_settings
 from fisedit.models.group_norm import stabilise
 from fisedit.models.paths import CONFIG_PATTERNS, demo_folder, download_files, download_model, expand_home, locate
@@ -39,13 +42,13 @@ from fisedit.models.weight_files import (
 )
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
+    from fisedit.machine.model import Model
 
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
-_SD15, _SD2 = (Path(__file__).parent / "configs" / family for family in ("sd15", "sd2"))
 _SCHEDULE_TOLERANCE = 2e-3  # fp16's rounding of numbers up to 1, and less than zero terminal SNR's change
-_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
+_AGAIN = "get the file again, or of a distilled model (BK-SDM, SSD-1B) its diffusers folder"
+_STEM, _TEXT_STEM = "diffusion_pytorch_model", "model"
 
 
 @default_torch_state()
@@ -58,8 +61,8 @@ def load(
     dtype: str | torch.dtype | None = None,
     variant: str | None = None,
     local_files_only: bool = False,
-) -> StableDiffusionPipeline:
-    """Load a Stable Diffusion 1.x or 2.x pipeline, checked, on its device, convolutions laid out channels-last.
+) -> Model:
+    """Load a Stable Diffusion 1.x, 2.x or XL pipeline, checked, on its device, convolutions laid out channels-last.
 
     Args:
         model: "demo", a diffusers folder, a hub id such as "owner/name", or a .safetensors file.
@@ -84,21 +87,18 @@ def load(
         raise InputError(f"variant must be of a folder or a hub id, got {as_text(variant)} and one file; leave it out")
     with quiet_loaders():
         if path is None:
-            check, stems = (
-                partial(_check_configs, without=without),
-                {p: s for p, s in _STEMS.items() if p not in without},
-            )
-            path = download_model(str(model), stems, check, variant=variant, local_files_only=local_files_only)
+            check = partial(_stems_of, without=without)
+            path = download_model(str(model), check, variant=variant, local_files_only=local_files_only)
         is_file = path.is_file()
         pipe = _load_file(path, precision, without) if is_file else _load_folder(path, precision, without, variant)
         if vae is not None:
-            other, notes = _load_vae(expand_home(vae), precision)
+            other, notes = _load_vae(expand_home(vae), precision, pipe.family)
             pipe.register_modules(vae=other)
             pipe.notes += notes
         if preview_vae is not None:
             pipe.preview_vae = _load_preview_vae(expand_home(preview_vae), where, precision)
     _check_finite(pipe, precision)
-    return _place(pipe, where)
+    return as_model(_place(pipe, where))
 
 
 def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
@@ -113,46 +113,53 @@ def config_folder(model: str | Path, *, local_files_only: bool = False) -> Path:
     """
     path, without = locate(model), ("vae",)  # which may come from elsewhere
     if path is not None and path.is_file():
-        return _single_file_configs(_checked_file(path, without)[1])
+        return _checked_file(path, without)[2].configs
     folder = download_files(str(model), CONFIG_PATTERNS, local_files_only=local_files_only) if path is None else path
     _check_configs(folder, without)
     return folder
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a model.
+def load_tokenizer(folder: Path, name: str = "tokenizer") -> Any:
+    """Load a tokenizer of a model.
 
     Args:
         folder: From `config_folder`.
+        name: The name of the tokenizer.
 
     Raises:
         ModelError: It is damaged.
     """
     with quiet_loaders():
-        return _load_tokenizer(folder / "tokenizer")
+        return _load_tokenizer(folder / name)
 
 
-def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> StableDiffusionPipeline:
-    files, shapes = _checked_file(path, without)
-    is_sd2 = checks.is_sd2_file(shapes)
-    folder, told = _single_file_configs(shapes), read_settings(files[0], shapes, is_sd2=is_sd2)
-    configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES if part not in without}
+def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Any:
+    files, shapes, family = _checked_file(path, without)
+    told = read_settings(files[0], shapes, family)
+    configs = {part: read_json(family.configs / part / "config.json") for part in family.parts if part not in without}
     configs["unet"] |= {"in_channels": checks.file_inputs(shapes)}
     read, traced = {*MARKERS, *scale_names(shapes)}, trace(shapes)
     for part, config in configs.items():
-        expected, found = _shapes_of(part, json.dumps(config)), converted(part, traced, config, open_clip=is_sd2)
-        checks.check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in found.items()})
+        expected, found = _shapes_of(part, json.dumps(config)), _converted(family, part, traced, config)
+        actual = {name: tuple(tensor.shape) for name, tensor in found.items()}
+        checks.check_shapes(part, expected, actual, again=_AGAIN)
         read |= origins(found, expected)
     mapped = read_tensors(files)
     tensors = unscaled(mapped, dtype)
     modules = {
-        part: _build(part, config, converted(part, tensors, config, open_clip=is_sd2), dtype, mapped.drop_pages)
+        part: _build(
+            part,
+            config,
+            _converted(family, part, tensors, config),
+            _dtype(family, part, config, dtype),
+            mapped.drop_pages,
+        )
         for part, config in configs.items()
     }
-    pipe = _assemble(folder, modules, told.scheduler)
+    pipe = _assemble(family, family.configs, modules, told.scheduler)
     if told.sample_size is not None:
         pipe.unet.register_to_config(sample_size=told.sample_size)
-    others = tuple(start for part in without for start in checks.SINGLE_FILE[part])
+    others = tuple(start for part in without for start in family.prefixes[part])
     unread = checks.unread(shapes, read | {name for name in shapes if name.startswith(others)})
     pipe.notes = told.notes + checks.unread_note(path, unread)
     if "rescale_betas_zero_snr" not in told.scheduler:
@@ -160,14 +167,25 @@ def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Stab
     return pipe
 
 
-def _checked_file(path: Path, without: Collection[str]) -> tuple[tuple[Path, ...], Shapes]:
-    """The files of a single file that may be a model, and their shapes."""
+def _converted(
+    family: Family, part: str, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a part of a single file, which OpenCLIP may have named."""
+    return converted(part, tensors, config, family.prefixes[part][0] if part == family.open_clip else "")
+
+
+def _dtype(family: Family, part: str, config: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a part of a model: fp32 for an autoencoder that overflows in fp16."""
+    return torch.float32 if dtype is torch.float16 and family.is_upcast(part, config) else dtype
+
+
+def _checked_file(path: Path, without: Collection[str]) -> tuple[tuple[Path, ...], Shapes, Family]:
+    """The files of a single file that may be a model, their shapes and its family."""
     if problem := checks.pickled(path):
         raise problem
     files = parts_of(path)
     shapes = read_shapes(*files)
-    checks.check_single_file(path, shapes, without)
-    return files, shapes
+    return files, shapes, checks.check_single_file(path, shapes, without)
 
 
 def _schedule_note(path: Path, told: torch.Tensor | None, scheduler: Any) -> tuple[str, ...]:
@@ -178,18 +196,12 @@ def _schedule_note(path: Path, told: torch.Tensor | None, scheduler: Any) -> tup
     return (f"{path.name} has a noise schedule of its own (alphas_cumprod), which is not read",)
 
 
-def _single_file_configs(shapes: Shapes) -> Path:
-    """The folder with the configurations of a single file's family."""
-    return _SD2 if checks.is_sd2_file(shapes) else _SD15
-
-
-def _load_folder(
-    folder: Path, dtype: torch.dtype, without: Collection[str], variant: str | None
-) -> StableDiffusionPipeline:
-    _check_configs(folder, without)
-    parts = {part: _Part(part, folder / part, variant) for part in checks.MODULES if part not in without}
+def _load_folder(folder: Path, dtype: torch.dtype, without: Collection[str], variant: str | None) -> Any:
+    family = _check_configs(folder, without)
+    parts = {part: _Part(part, folder / part, variant) for part in family.parts if part not in without}
     _check_variant(folder, parts, variant)
-    pipe = _assemble(folder, {part: found.load(dtype) for part, found in parts.items()})
+    modules = {part: found.load(_dtype(family, part, found.config, dtype)) for part, found in parts.items()}
+    pipe = _assemble(family, folder, modules)
     pipe.unet.register_to_config(sample_size=checks.sample_size(pipe.unet.config))
     pipe.vocabulary = read_vocabulary(folder)
     pipe.notes = tuple(note for found in parts.values() for note in found.notes)
@@ -198,12 +210,22 @@ def _load_folder(
 
 def _check_variant(folder: Path, parts: Collection[str], variant: str | None) -> None:
     """Raise ModelError for a variant that no part of a folder has."""
-    found = {name for part in parts for name in variants(folder / part, _STEMS[part])}
+    found = {name for part in parts for name in variants(folder / part, _stem(part))}
     if variant is not None and variant not in found:
         names = ", ".join(sorted(filter(None, found))) or "none"
         raise ModelError(
             f"variant must be one that {folder} has ({names}), got {variant!r:.60}; leave it out or name one"
         )
+
+
+def _stem(part: str) -> str:
+    """The stem of the name of a part's weights."""
+    return _TEXT_STEM if part.startswith("text_encoder") else _STEM
+
+
+def _stems_of(folder: Path, without: Collection[str]) -> dict[str, str]:
+    """The stems of the weights of every part of a folder whose configurations pass."""
+    return {part: _stem(part) for part in _check_configs(folder, without).parts if part not in without}
 
 
 class _Part:
@@ -216,10 +238,10 @@ class _Part:
     """
 
     def __init__(self, part: str, folder: Path, variant: str | None = None) -> None:
-        self._part, self._config = part, read_json(folder / "config.json")
-        self._files = weight_files(folder, _STEMS.get(part, "diffusion_pytorch_model"), variant)
+        self._part, self.config = part, read_json(folder / "config.json")
+        self._files = weight_files(folder, _stem(part), variant)
         shapes = read_shapes(*self._files)
-        found, expected = current_names(part, shapes), _shapes_of(part, json.dumps(self._config))
+        found, expected = current_names(part, shapes), _shapes_of(part, json.dumps(self.config))
         checks.check_shapes(part, expected, found)
         read = {*expected, *scale_names(found)}
         self.notes = checks.unread_note(self._files[0], checks.unread(found, read))
@@ -228,27 +250,33 @@ class _Part:
         """Return the module."""
         mapped = read_tensors(self._files)
         tensors = current_names(self._part, unscaled(mapped, dtype))
-        return _build(self._part, self._config, tensors, dtype, mapped.drop_pages)
+        return _build(self._part, self.config, tensors, dtype, mapped.drop_pages)
 
 
 def _assemble(
-    folder: Path, modules: Mapping[str, nn.Module], settings: Mapping[str, Any] = MappingProxyType({})
-) -> StableDiffusionPipeline:
-    """The pipeline of modules, with the tokenizer and the scheduler of a folder."""
+    family: Family,
+    folder: Path,
+    modules: Mapping[str, nn.Module],
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """The pipeline of modules, with the tokenizers and the scheduler of a folder."""
     import diffusers
 
-    kind = getattr(diffusers, read_json(folder / "model_index.json")["scheduler"][1])
+    index = read_json(folder / "model_index.json")
+    kind = getattr(diffusers, index["scheduler"][1])
     scheduler = _load_scheduler(kind, folder / "scheduler")
     if settings:
         scheduler = scheduler.from_config(scheduler.config, **settings)
-    return diffusers.StableDiffusionPipeline(
-        **{part: modules.get(part) for part in checks.MODULES},
-        tokenizer=_load_tokenizer(folder / "tokenizer"),
+    pipeline = getattr(diffusers, family.pipelines[0])
+    options = {**family.options, **{name: bool(index[name]) for name in family.told if name in index}}
+    pipe = pipeline(
+        **{part: modules.get(part) for part in family.parts},
+        **{name: _load_tokenizer(folder / name) for name in family.tokenizers},
         scheduler=scheduler,
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
+        **options,
     )
+    pipe.family = family
+    return pipe
 
 
 def _load_scheduler(kind: Any, folder: Path) -> Any:
@@ -259,23 +287,28 @@ def _load_scheduler(kind: Any, folder: Path) -> Any:
         raise ModelError(f"the configuration in {folder} cannot be used ({why:.120}); correct it") from error
 
 
-def _load_vae(path: Path, dtype: torch.dtype, variant: str | None = None) -> tuple[nn.Module, tuple[str, ...]]:
+def _load_vae(
+    path: Path, dtype: torch.dtype, family: Family, variant: str | None = None
+) -> tuple[nn.Module, tuple[str, ...]]:
     """An autoencoder, and notes on it: from a folder of its own or a model's, or from one file of SD's shapes."""
     if path.is_dir():
         folder = path / "vae" if (path / "vae").is_dir() else path
         config = read_json(folder / "config.json")
         checks.check_config("vae", config)
-        checks.check_vae(config)
+        checks.check_vae(config, family)
         found = _Part("vae", folder, variant)
-        return found.load(dtype), found.notes
+        return found.load(_dtype(family, "vae", config, dtype)), found.notes
     if problem := checks.pickled(path):
         raise problem
     if not path.is_file():
         raise ModelError(f"vae must be a folder or a .safetensors file, got {path}: no such file")
     files, beside = parts_of(path), config_beside(path, "AutoencoderKL")
-    shapes, config = read_shapes(*files), read_json(_SD15 / "vae" / "config.json") if beside is None else beside
+    shapes, config = (
+        read_shapes(*files),
+        read_json(family.configs / "vae" / "config.json") if beside is None else beside,
+    )
     checks.check_config("vae", config)
-    checks.check_vae(config)
+    checks.check_vae(config, family)
     checks.check_vae_file(path, shapes)
     change = partial(current_names, "vae") if checks.is_converted_vae(shapes) else partial(_converted_vae, config)
     traced, expected = change(trace(shapes)), _shapes_of("vae", json.dumps(config))
@@ -283,7 +316,7 @@ def _load_vae(path: Path, dtype: torch.dtype, variant: str | None = None) -> tup
     unread = checks.unread(shapes, origins(traced, expected) | scale_names(shapes))
     model = any(name.startswith("model.diffusion_model.") for name in shapes)  # whose VAE alone is asked for
     notes = () if model else checks.unread_note(path, unread)
-    mapped = read_tensors(files)
+    mapped, dtype = read_tensors(files), _dtype(family, "vae", config, dtype)
     return _build("vae", config, change(unscaled(mapped, dtype)), dtype, mapped.drop_pages), notes
 
 
@@ -300,17 +333,18 @@ def _load_preview_vae(folder: Path, device: torch.device, dtype: torch.dtype) ->
     return model.to(device, memory_format=torch.channels_last)
 
 
-def _check_configs(folder: Path, without: Collection[str] = ()) -> None:
-    """Check a folder's configurations."""
-    checks.check_pipeline(folder, without)
-    configs = {part: read_json(folder / part / "config.json") for part in checks.MODULES if part not in without}
+def _check_configs(folder: Path, without: Collection[str] = ()) -> Family:
+    """Return the family of a folder whose configurations pass."""
+    family = checks.check_pipeline(folder, without)
+    configs = {part: read_json(folder / part / "config.json") for part in family.parts if part not in without}
     for part, config in configs.items():
         checks.check_config(part, config)
-    checks.check_unet(configs["unet"])
+    checks.check_unet(configs["unet"], family)
     if "vae" in configs:
-        checks.check_vae(configs["vae"])
-    checks.check_fit(configs["unet"], configs["text_encoder"])
+        checks.check_vae(configs["vae"], family)
+    checks.check_fit(configs["unet"], [configs[part] for part in family.encoders])
     read_json(folder / "scheduler" / "scheduler_config.json")
+    return family
 
 
 _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
@@ -321,8 +355,9 @@ def _load_tokenizer(folder: Path) -> Any:
     from transformers import CLIPTokenizer
 
     options = {}
-    if folder == _SD2 / "tokenizer":  # CLIP's own, padded with another token
-        folder, options = _SD15 / "tokenizer", {"pad_token": "!"}
+    if folder.is_relative_to(families.CONFIGS) and not folder.is_dir():  # CLIP's, which OpenCLIP pads by another token
+        pads = folder in (SD2.configs / "tokenizer", SDXL.configs / "tokenizer_2")
+        folder, options = SD1.configs / "tokenizer", {"pad_token": "!"} if pads else {}
     if not (folder / "tokenizer.json").is_file():
         check_vocabulary(folder)
     try:
@@ -354,8 +389,9 @@ def _module(part: str, config: Mapping[str, Any]) -> nn.Module:
     import diffusers
     import transformers
 
-    if part == "text_encoder":
-        text_encoder: nn.Module = transformers.CLIPTextModel(transformers.CLIPTextConfig.from_dict(dict(config)))
+    if part.startswith("text_encoder"):
+        text_config = transformers.CLIPTextConfig.from_dict(dict(config))
+        text_encoder: nn.Module = getattr(transformers, checks.CLASSES[part])(text_config)
         return text_encoder
     module: nn.Module = getattr(diffusers, checks.CLASSES[part]).from_config(dict(config))
     return module
@@ -371,9 +407,9 @@ def _build(
     return build(part, lambda: _module(part, config), tensors, dtype, copied)
 
 
-def _check_finite(pipe: StableDiffusionPipeline, dtype: torch.dtype) -> None:
+def _check_finite(pipe: Any, dtype: torch.dtype) -> None:
     again = "get the file again" + (", or use bf16 or fp32" if dtype is torch.float16 else "")  # which hold more
-    for part in (*checks.MODULES, "preview_vae"):
+    for part in (*pipe.family.parts, "preview_vae"):
         module = getattr(pipe, part, None)
         for name, weights in module.named_parameters() if module is not None else ():
             # one pass without a copy; a sum may overflow where every weight is fine, so only then look closely
@@ -381,9 +417,9 @@ def _check_finite(pipe: StableDiffusionPipeline, dtype: torch.dtype) -> None:
                 raise NumericsError(f"the {part}'s {name} holds NaN or infinity; {again}")
 
 
-def _place(pipe: StableDiffusionPipeline, device: torch.device) -> StableDiffusionPipeline:
+def _place(pipe: Any, device: torch.device) -> Any:
     pipe.set_progress_bar_config(disable=True)
-    for part in checks.MODULES:
+    for part in pipe.family.parts:
         module: nn.Module = getattr(pipe, part)
         module.eval().requires_grad_(False)
     for convolutional in (pipe.unet, pipe.vae):

@@ -21,7 +21,7 @@ from fisedit.models.weight_files import is_safetensors, variants
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """Pattern of a hub id: owner/name."""
 
-CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "scheduler/*.json", "tokenizer/*"]
+CONFIG_PATTERNS = ["model_index.json", VOCABULARY_FILE, "*/config.json", "scheduler/*.json", "tokenizer*/*"]
 """All files of a model's folder except its weights."""
 
 DEMO_ADAPTERS = ("demo-look", "demo-pose")
@@ -152,8 +152,7 @@ def _is_read_by_loaders(file: Path) -> bool:
 
 def download_model(
     model_id: str,
-    stems: Mapping[str, str],
-    check: Callable[[Path], object],
+    check: Callable[[Path], Mapping[str, str]],
     *,
     variant: str | None = None,
     local_files_only: bool,
@@ -162,8 +161,8 @@ def download_model(
 
     Args:
         model_id: Hub id.
-        stems: Component -> stem of its weights' file name; of two variants only one is downloaded.
-        check: Raises ModelError for a folder of texts whose weights should not be downloaded.
+        check: Returns for a folder of texts the stem of the file name of every part's weights, of which only one
+            variant is downloaded. It raises ModelError where none should be.
         variant: Name of the variant to download; None for weights without one, or else for fp16.
         local_files_only: Whether only the cache is used.
 
@@ -174,7 +173,7 @@ def download_model(
         ModelError: The model is not available, or does not pass `check`.
     """
     folder = download_files(model_id, CONFIG_PATTERNS, local_files_only=local_files_only)
-    check(folder)
+    stems = check(folder)
     wanted: list[str] = []
     for name in ("", "fp16") if variant is None else (variant, ""):
         wanted = [*(wanted if variant else ()), *_weight_patterns(stems, name)]

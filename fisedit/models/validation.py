@@ -11,33 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from fisedit.errors import ModelError
+from fisedit.models.families.conditioning import SIZES
+from fisedit.models.families.family import FAMILIES, SD1, SDXL, Family
 from fisedit.models.weight_files import PICKLES, Shapes, is_safetensors, pickle_error, read_json
 
-SUPPORTED_MODELS = "a Stable Diffusion 1.x or 2.x text-to-image model"
-MODULES: Mapping[str, tuple[str, str]] = {
-    "unet": ("diffusers", "UNet2DConditionModel"),
-    "vae": ("diffusers", "AutoencoderKL"),
-    "text_encoder": ("transformers", "CLIPTextModel"),
-}
-"""Part of a pipeline with weights -> (library, class)."""
-
-CLASSES = {part: name for part, (_, name) in MODULES.items()} | {"preview_vae": "AutoencoderTiny"}
+SUPPORTED_MODELS = "a Stable Diffusion 1.x, 2.x or XL text-to-image model"
+CLASSES = {part: name for part, (_, name) in SDXL.parts.items()} | {"preview_vae": "AutoencoderTiny"}
 """Part with weights -> class."""
 
 _SCHEDULERS = (
     "DDIM DDPM DEISMultistep DPMSolverMultistep DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete "
     "HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM LMSDiscrete PNDM TCD UniPCMultistep"
 )
-_CLASSES: Mapping[str, tuple[str, ...]] = {
-    **{part: (".".join(names),) for part, names in MODULES.items()},
-    "tokenizer": ("transformers.CLIPTokenizer", "transformers.CLIPTokenizerFast"),
-    "scheduler": tuple(f"diffusers.{name}Scheduler" for name in _SCHEDULERS.split()),
-}
-"""Part of a pipeline -> allowed classes."""
+_TOKENIZERS = ("transformers.CLIPTokenizer", "transformers.CLIPTokenizerFast")
+_SCHEDULER_CLASSES = tuple(f"diffusers.{name}Scheduler" for name in _SCHEDULERS.split())
 
-_PIPELINES = ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
 _OTHER_PIPELINES: Mapping[str, str] = {
-    "StableDiffusionXL": "Stable Diffusion XL",
+    "StableDiffusionXLInstructPix2Pix": "InstructPix2Pix of Stable Diffusion XL",
+    "StableDiffusionXLControlNet": "a ControlNet pipeline",
+    "Kolors": "Kolors",
     "StableDiffusion3": "Stable Diffusion 3",
     "Flux": "Flux",
     "StableDiffusionInstructPix2Pix": "InstructPix2Pix",
@@ -49,8 +41,12 @@ _OTHER_PIPELINES: Mapping[str, str] = {
 }
 """Prefix of an unsupported pipeline's class name -> its usual name."""
 
+_REFINER = "Stable Diffusion XL's refiner, which has one text encoder; load a base model"
+_EDM = "Playground v2.5, which is made for EDM's noise schedule"
 _OTHER_FILES: tuple[tuple[str, str], ...] = (
-    ("conditioner.embedders.", "Stable Diffusion XL"),
+    ("conditioner.embedders.0.model.", _REFINER),
+    ("edm_mean", _EDM),
+    ("edm_vpred.", "CosXL, which is made for EDM's noise schedule"),
     ("model.diffusion_model.joint_blocks.", "Stable Diffusion 3"),
     ("joint_blocks.", "Stable Diffusion 3"),
     ("model.diffusion_model.double_blocks.", "Flux"),
@@ -65,25 +61,22 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "a UNet alone": ("down_blocks.", "model.diffusion_model."),
     "a text encoder alone": ("text_model.", "embeddings.", "cond_stage_model."),
 }
-SINGLE_FILE: Mapping[str, tuple[str, ...]] = {
-    "unet": ("model.diffusion_model.",),
-    "vae": ("first_stage_model.", "vae."),
-    "text_encoder": ("cond_stage_model.transformer.", "cond_stage_model.model."),
-}
-"""Component -> prefixes of its tensors' names in a single-file checkpoint, the text encoder's of 1.x and of 2.x."""
+WHOLE_MODEL = tuple(start for family in FAMILIES for starts in family.prefixes.values() for start in starts)
+"""Prefixes of the names of tensors in single files with whole models."""
 
 _UNKNOWN = "tensors of no model known here"
 _LACKS: Mapping[str, str] = {
     "unet": "UNet; get the whole model",
     "vae": "VAE, its autoencoder; give one as vae=, a file or a folder",
     "text_encoder": "text encoder; get the whole model",
+    "text_encoder_2": "second text encoder; get the whole model",
 }
 """Part that a single file may lack -> its name, and what to do."""
 
 _IDLE = re.compile(
     r"position_ids$|logit_scale$|text_projection$|\.attn_mask$|^cond_stage_model\.model\.transformer\.resblocks\.23\."
     r"|^(betas|(sqrt_|log_)?(one_minus_|recip_|recipm1_)?alphas_cumprod(_prev)?|sqrt_recip(m1)?_alphas_cumprod"
-    r"|posterior_\w+|lvlb_weights|logvar|scale_factor)$|^model_ema\.(decay|num_updates)$"
+    r"|posterior_\w+|lvlb_weights|logvar|scale_factor)$|^denoiser\.sigmas$|^model_ema\.(decay|num_updates)$"
     r"|^((first_stage_model|vae)\.)?loss\.|^(first_stage_model|vae)\.model_ema\.|(^|\.)scaled_fp8$"
 )
 """Names of tensors that make no picture: constants, what training alone needs, and layers after the one that counts."""
@@ -116,13 +109,12 @@ _SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_hid_dim": (None,),
     "encoder_hid_dim_type": (None,),
     "mid_block_only_cross_attention": (None, False),
-    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None),
     "num_class_embeds": (None,),
     "only_cross_attention": (False,),
     "resnet_out_scale_factor": (1, 1.0),
     "resnet_skip_time_act": (False,),
     "resnet_time_scale_shift": ("default",),
-    "reverse_transformer_layers_per_block": (None,),
     "time_embedding_act_fn": (None,),
     "time_embedding_type": ("positional",),
     "timestep_post_act": (None,),
@@ -132,8 +124,8 @@ _SUPPORTED: Mapping[str, tuple[object, ...]] = {
 Config = Mapping[str, Any]
 
 
-def check_pipeline(folder: Path, without: Collection[str] = ()) -> None:
-    """Check that a diffusers folder is a Stable Diffusion pipeline of allowed classes.
+def check_pipeline(folder: Path, without: Collection[str] = ()) -> Family:
+    """Return the family of a diffusers folder that is a Stable Diffusion pipeline of allowed classes.
 
     Args:
         folder: The folder.
@@ -146,15 +138,22 @@ def check_pipeline(folder: Path, without: Collection[str] = ()) -> None:
         raise _no_pipeline_error(folder)
     index = read_json(folder / "model_index.json")
     name = str(index.get("_class_name"))
-    if name not in _PIPELINES:
+    family = next((family for family in FAMILIES if name in family.pipelines), None)
+    if family is None:
         raise _model_error(_describe_class(name), folder)
-    for part, classes in _CLASSES.items():
-        if part not in without:
-            _check_class(part, index.get(part), classes)
+    if family.open_clip and index.get("text_encoder") in (None, [None, None]) and index.get(family.open_clip):
+        raise _model_error(_REFINER, folder)
+    if "EDM" in str(index.get("scheduler")):
+        raise _model_error(_EDM, folder)
+    classes: dict[str, tuple[str, ...]] = {part: (".".join(names),) for part, names in family.parts.items()}
+    classes |= dict.fromkeys(family.tokenizers, _TOKENIZERS) | {"scheduler": _SCHEDULER_CLASSES}
+    for part in classes.keys() - set(without):
+        _check_class(part, index.get(part), classes[part])
+    return family
 
 
-def check_single_file(path: Path, shapes: Shapes, without: Collection[str] = ()) -> None:
-    """Check that a single file contains the three models of Stable Diffusion 1.x or 2.x.
+def check_single_file(path: Path, shapes: Shapes, without: Collection[str] = ()) -> Family:
+    """Return the family of a single file that contains all parts of Stable Diffusion 1.x, 2.x or XL.
 
     Args:
         path: The file, for the message.
@@ -169,7 +168,8 @@ def check_single_file(path: Path, shapes: Shapes, without: Collection[str] = ())
     found = found or next((what for start, what in _OTHER_FILES if _any(shapes, start)), None)
     if _any(shapes, "lora_") or any(".lora" in name for name in shapes):
         found = "a LoRA; load the model that it was made for"
-    lacks = [part for part, starts in SINGLE_FILE.items() if not any(_any(shapes, start) for start in starts)]
+    family = _file_family(shapes)
+    lacks = [part for part, starts in family.prefixes.items() if not any(_any(shapes, start) for start in starts)]
     if found is None and len(lacks) > 1:
         found = next((what for what, starts in _PARTS.items() if all(n.startswith(starts) for n in shapes)), _UNKNOWN)
     if found is not None:
@@ -180,6 +180,16 @@ def check_single_file(path: Path, shapes: Shapes, without: Collection[str] = ())
         raise ModelError(
             f"{path} holds quantised weights (it has {quantised}), which are not read; get an fp16 or fp32 file"
         )
+    return family
+
+
+def _file_family(shapes: Shapes) -> Family:
+    """The family whose text encoders a single file holds, or else the first."""
+
+    def holds(family: Family) -> bool:
+        return any(_any(shapes, start) for part in family.encoders for start in family.prefixes[part])
+
+    return next(filter(holds, FAMILIES), FAMILIES[0])
 
 
 def unread(shapes: Shapes, read: Collection[str]) -> list[str]:
@@ -226,15 +236,6 @@ def is_converted_vae(shapes: Shapes) -> bool:
     return "encoder.down_blocks.0.resnets.0.conv1.weight" in shapes
 
 
-def is_sd2_file(shapes: Shapes) -> bool:
-    """Return whether a single file that passed `check_single_file` is of the 2.x family, by its text encoder.
-
-    Args:
-        shapes: Its tensors.
-    """
-    return _any(shapes, SINGLE_FILE["text_encoder"][1])
-
-
 def file_inputs(shapes: Shapes) -> int:
     """The input channels of the UNet of a single file that passed `check_single_file`: 4, or 9 of an inpainting model.
 
@@ -245,11 +246,12 @@ def file_inputs(shapes: Shapes) -> int:
     return INPAINTING_CHANNELS if inputs == (INPAINTING_CHANNELS,) else 4
 
 
-def check_unet(config: Config) -> None:
+def check_unet(config: Config, family: Family = SD1) -> None:
     """Check that the sparse engine is exact for a UNet's settings.
 
     Args:
         config: The UNet's configuration.
+        family: The family of its pipeline.
 
     Raises:
         ModelError: Names the first unsupported setting.
@@ -258,7 +260,7 @@ def check_unet(config: Config) -> None:
         if config.get("in_channels") == inputs:
             raise ModelError(f"model must be {SUPPORTED_MODELS}, got {what}; load the model that it was made from")
     sample_size(config)
-    for name, supported in _SUPPORTED.items():
+    for name, supported in {**_SUPPORTED, **family.settings}.items():
         if config.get(name, supported[0]) not in supported:
             raise _setting("UNet", name, config[name], " or ".join(map(repr, supported)))
     for name, supported_blocks in (("down_block_types", _DOWN), ("up_block_types", _UP)):
@@ -283,17 +285,23 @@ def sample_size(config: Config) -> int:
     return side
 
 
-def check_vae(config: Config) -> None:
-    """Check that an autoencoder has 4 latent channels and a downsampling factor of 8.
+def check_vae(config: Config, family: Family = SD1) -> None:
+    """Check that an autoencoder has 4 latent channels, a downsampling factor of 8, and no other family's scale.
 
     Args:
         config: The autoencoder's configuration.
+        family: The family of its pipeline.
 
     Raises:
         ModelError: Names the setting that differs.
     """
     if config.get("latent_channels", 4) != 4:
         raise _setting("VAE", "latent_channels", config["latent_channels"], "4")
+    if config.get("latents_mean") is not None:
+        raise _setting("VAE", "latents_mean", config["latents_mean"], "None")
+    own, factor = family.latent_scale, config.get("scaling_factor", SD1.latent_scale)
+    if factor != own and factor in {other.latent_scale for other in FAMILIES}:
+        raise ModelError(f"the VAE scales latents by {factor}, the model's by {own}; take both from one model family")
     levels = config.get("down_block_types")
     if levels != ["DownEncoderBlock2D"] * 4:
         raise _setting("VAE", "down_block_types", levels, "4 DownEncoderBlock2D")
@@ -317,21 +325,28 @@ def check_tiny_vae(config: Config) -> None:
         raise _setting("preview VAE", "decoder_block_out_channels", levels, "4 numbers")
 
 
-def check_fit(unet: Config, text_encoder: Config) -> None:
-    """Check that the UNet's cross-attention has the text encoder's width.
+def check_fit(unet: Config, encoders: Sequence[Config]) -> None:
+    """Check that the UNet's cross-attention has the text encoders' width, and its added conditions theirs.
 
     Args:
         unet: The UNet's configuration.
-        text_encoder: The text encoder's configuration.
+        encoders: The text encoders' configurations.
 
     Raises:
         ModelError: The widths differ.
     """
-    reads, writes = unet.get("cross_attention_dim"), text_encoder.get("hidden_size")
+    reads, writes = unet.get("cross_attention_dim"), sum(int(config.get("hidden_size", 0)) for config in encoders)
     if reads != writes:
-        raise ModelError(
-            f"the UNet reads text of width {reads}, the text encoder writes {writes}; take both from one model"
-        )
+        plural = "text encoder writes" if len(encoders) == 1 else "text encoders write"
+        raise ModelError(f"the UNet reads text of width {reads}, the {plural} {writes}; take both from one model")
+    if unet.get("addition_embed_type") is not None:
+        pooled, sizes = int(encoders[-1].get("projection_dim", 0)), SIZES * int(unet.get("addition_time_embed_dim", 0))
+        reads = unet.get("projection_class_embeddings_input_dim")
+        if reads != pooled + sizes:
+            raise ModelError(
+                f"the UNet adds conditions of width {reads}, the second text encoder and {SIZES} sizes have "
+                f"{pooled + sizes}; take both from one model"
+            )
 
 
 def check_config(part: str, config: Config) -> None:
@@ -353,7 +368,13 @@ def check_config(part: str, config: Config) -> None:
             raise _setting(part, name, config[name], "eager or sdpa")
 
 
-def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "config and weights do not match") -> None:
+def check_shapes(
+    part: str,
+    expected: Shapes,
+    actual: Shapes,
+    advice: str = "config and weights do not match",
+    again: str = "download them again",
+) -> None:
     """Compare a component's tensors with those of its configuration.
 
     Args:
@@ -361,6 +382,7 @@ def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "con
         expected: Tensors of the configuration.
         actual: Tensors of the file.
         advice: Last words of the message on another shape.
+        again: Last words of the message on a tensor that is missing.
 
     Raises:
         ModelError: Tensors are missing or have other shapes; names the first.
@@ -368,7 +390,7 @@ def check_shapes(part: str, expected: Shapes, actual: Shapes, advice: str = "con
     missing = [name for name in expected if name not in actual]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; download them again")
+        raise ModelError(f"the {part}'s weights lack {missing[0]}{more}; {again}")
     for name, shape in expected.items():
         if actual[name] != shape:
             raise ModelError(f"the {part}'s {name} must be {shape}, got {actual[name]}; {advice}")

@@ -40,20 +40,31 @@ class ShortenedEncoder:
             raise InputError(f"clip_skip must leave a layer of the text encoder's {layers}, got {skipped}")
         self._encoder, self._skipped, self.device, self.dtype = encoder, skipped, encoder.device, encoder.dtype
 
-    def __call__(self, token_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
+    def __call__(self, ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         """An output with `last_hidden_state` [B, T, D] alone."""
         from transformers.modeling_outputs import BaseModelOutput
 
-        states = self._encoder(token_ids, attention_mask, output_hidden_states=True, return_dict=True).hidden_states
+        output = self._encoder(ids, attention_mask, output_hidden_states=True, return_dict=True)
+        return BaseModelOutput(last_hidden_state=self.read(output))
+
+    def read(self, output: Any) -> Tensor:
+        """The embeddings [B, T, D] of an output with all hidden states."""
         text_model = getattr(self._encoder, "text_model", self._encoder)
-        return BaseModelOutput(last_hidden_state=text_model.final_layer_norm(states[-1 - self._skipped]))
+        found: Tensor = text_model.final_layer_norm(output.hidden_states[-1 - self._skipped])
+        return found
 
     def encode(self, text: str, tokenizer: Any) -> Tensor:
         """Embeddings [1, T, D] of a text, padded or truncated as diffusers' pipeline does."""
-        length = tokenizer.model_max_length
-        ids = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt").input_ids
-        found: Tensor = self(ids.to(self.device)).last_hidden_state
+        found: Tensor = self(token_ids(text, tokenizer).to(self.device)).last_hidden_state
         return found
+
+
+def token_ids(text: str, tokenizer: Any) -> Tensor:
+    """The tokens [1, T] of a text, padded or truncated as diffusers' pipelines do."""
+    length = tokenizer.model_max_length
+    encoded = tokenizer(text, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    ids: Tensor = encoded.input_ids
+    return ids
 
 
 def embeddings(prompt: WeightedPrompt, pipe: TextModel, clip_skip: int = 0) -> Tensor | None:
@@ -75,15 +86,28 @@ def embeddings(prompt: WeightedPrompt, pipe: TextModel, clip_skip: int = 0) -> T
     Raises:
         InputError: The text encoder has too few layers.
     """
-    fragments, encoder = prompt.fragments(pipe.tokenizer), ShortenedEncoder(pipe.text_encoder, clip_skip)
+    encoder = ShortenedEncoder(pipe.text_encoder, clip_skip)
+    weighted = weighted_embeddings(prompt, pipe.tokenizer, encoder)
+    if weighted is not None:
+        return weighted
+    is_plain = not (clip_skip or added_tokens(pipe.tokenizer) or is_cut_off(prompt, pipe.tokenizer))
+    return None if is_plain else encoder.encode(prompt.text, pipe.tokenizer)
+
+
+def weighted_embeddings(prompt: WeightedPrompt, tokenizer: Any, encoder: ShortenedEncoder) -> Tensor | None:
+    """Embeddings [1, T, D] of a prompt with weights, as in `embeddings`; None where all weights are 1.
+
+    Args:
+        prompt: The parsed prompt.
+        tokenizer: The tokenizer of the encoder.
+        encoder: The text encoder.
+    """
+    fragments = prompt.fragments(tokenizer)
     if all(weight == 1 for _, weight in fragments):
-        is_plain = not (clip_skip or added_tokens(pipe.tokenizer) or is_cut_off(prompt, pipe.tokenizer))
-        return None if is_plain else encoder.encode(prompt.text, pipe.tokenizer)
+        return None
     from compel import EmbeddingsProvider
 
     texts, weights = (list(column) for column in zip(*fragments, strict=True))
-    provider, device = EmbeddingsProvider(pipe.tokenizer, encoder), encoder.device
-    weighted_embeddings: Tensor = provider.get_embeddings_for_weighted_prompt_fragments(
-        [texts], [weights], device=device
-    )
-    return weighted_embeddings
+    provider = EmbeddingsProvider(tokenizer, encoder)
+    found: Tensor = provider.get_embeddings_for_weighted_prompt_fragments([texts], [weights], device=encoder.device)
+    return found

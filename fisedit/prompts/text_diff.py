@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NOT_PUNCTUATION = (WordClass.STOP, WordClass.VERB, WordClass.CONTENT)
 
 
-_JOINING = frozenset({",", ";", "&", "and", "or"})
+JOINING = frozenset({",", ";", "&", "and", "or"})
 """Words and marks that join the things of a list."""
 
 
@@ -116,6 +116,11 @@ def removes_objects(script: EditScript) -> bool:
     removed = [hunk for hunk in script.hunks if hunk.focus_old]
     named = all({*hunk.focus_old} <= {*hunk.old} and not hunk.focus_new for hunk in script.hunks)
     return script.kind is EditKind.DELETE and bool(removed) and named
+
+
+def adds_words(script: EditScript) -> bool:
+    """Return whether a prompt has words that the other lacks, but for those that join the things of a list."""
+    return any(word.text not in JOINING for hunk in script.hunks for word in hunk.new)
 
 
 def background_prompt(script: EditScript, tokenizer: Tokenizer) -> str:
@@ -238,7 +243,7 @@ def _hunk(old: TaggedPrompt, new: TaggedPrompt, pairs: dict[int, int], span: _Ch
 
 def _joins(hunk: Hunk) -> bool:
     """Return whether a change is of words alone that join a list, as where one of its things was taken away."""
-    return all(word.text in _JOINING for word in (*hunk.old, *hunk.new))
+    return all(word.text in JOINING for word in (*hunk.old, *hunk.new))
 
 
 def _kind(old: TaggedPrompt, new: TaggedPrompt, span: _Change) -> EditKind:

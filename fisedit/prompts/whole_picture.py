@@ -19,6 +19,7 @@ from fisedit.prompts.word_classes import (
     WordClass,
     head_of,
     is_word,
+    noun_phrase,
     run_around,
     word_set,
 )
@@ -56,9 +57,9 @@ _SCENES = _TIMES | word_set(
     "swamp cave farm countryside suburb lawn sand library museum office classroom restaurant cafe market stadium "
     "candlelight moonlight sunlight daylight wasteland wilderness outdoors indoors rainforest canyon tundra dunes"
 )
-_LOCATING = word_set("in at inside on within across through among amongst")
+LOCATING = word_set("in at inside on within across through among amongst")
 """Prepositions after which a place is where all of the picture is; what is near, behind or under a place is in it."""
-_SURROUNDING = _LOCATING | word_set("under beneath during after before by amid amidst throughout until around")
+_SURROUNDING = LOCATING | word_set("under beneath during after before by amid amidst throughout until around")
 _LEADING = _SURROUNDING | word_set("by")
 _STYLE_NOUNS = word_set("style manner vein spirit tradition")
 _STYLE_ENDINGS = ("esque", "punk", "wave", "core", "ism")
@@ -84,7 +85,8 @@ def background_text(s: TaggedPrompt) -> str:
         if s.text(i) in _WEATHER and role is not WordClass.CONTENT:
             kept.add(i)
         elif role is WordClass.CONTENT and i == run_around(s, i)[-1] and _reason(phrase := _Phrase(s, i)):
-            leads = phrase.first - (phrase.before in _LEADING)
+            is_complement = phrase.before == "of" and phrase.first - 2 in kept  # "a photo of a beach"
+            leads = phrase.first - (phrase.before in _LEADING or is_complement)
             kept |= {*range(leads, i + 1)}
     return " ".join(word.text for word in s.words_at(kept))
 
@@ -139,10 +141,7 @@ class _Phrase:
     @cached_property
     def first(self) -> int:
         """Index of the phrase's first word, determiners and "and" between adjectives included."""
-        k = self.run[0]
-        while self.s.text(k - 1) in DETERMINERS | ADJECTIVES | {"and"}:
-            k -= 1
-        return k
+        return noun_phrase(self.s, self.i).start
 
     @property
     def bare(self) -> bool:
@@ -219,7 +218,7 @@ def _surrounds(p: _Phrase) -> bool:
 
 def _is_place(p: _Phrase) -> bool:
     """Places that all of the picture is in; a part of it may be in any place ("a dog on a lawn" is added)."""
-    return "place" in p.classes and p.before in _LOCATING and not p.is_added_place
+    return "place" in p.classes and p.before in LOCATING and not p.is_added_place
 
 
 def _is_date(p: _Phrase) -> bool:

@@ -38,10 +38,10 @@ _FUNCTION_WORDS = word_set(
 _STOP = DETERMINERS | _PREPOSITIONS | _FUNCTION_WORDS
 OPENING = word_set("in as like into is")
 # Their object alone is new, not their subject.
-_CARRYING_VERBS = word_set("wearing holding carrying wears holds carries")
-WEARING = _CARRYING_VERBS | word_set("with on atop over")
+CARRYING_VERBS = word_set("wearing holding carrying wears holds carries")
+WEARING = CARRYING_VERBS | word_set("with on atop over")
 """Words between a thing and what it wears or carries, or what lies on it."""
-_VERBS = _CARRYING_VERBS | word_set(
+_VERBS = CARRYING_VERBS | word_set(
     "sits sat stands stood runs ran walks walked jumps jumped eats ate drinks sleeps "
     "slept flies flew plays played rides rode reads looked watches watched chases chased swims swam "
     "dances danced lies lay smiles smiled laughs cries hugs kisses pulls pushes throws catches drives drove climbs "
@@ -141,6 +141,15 @@ def run_around(s: TaggedPrompt, i: int) -> range:
     return range(start, stop + 1)
 
 
+def noun_phrase(s: TaggedPrompt, i: int) -> range:
+    """The noun that content word i belongs to, with modifiers and determiners, "and" between adjectives included."""
+    run = run_around(s, i)
+    start = run.start
+    while s.text(start - 1) in DETERMINERS | ADJECTIVES | {"and"}:
+        start -= 1
+    return range(start, run.stop)
+
+
 def _nearest(s: TaggedPrompt, i: int, step: int) -> list[int]:
     """The head of the closest run to the left (step -1) or right (+1) of word i, as a list of one or none."""
     i += step
@@ -169,7 +178,7 @@ def head_of(s: TaggedPrompt, i: int, search_outside: bool = True) -> list[int]:
     return _nearest(s, run[0], -1) or _nearest(s, run[-1], +1) or [run[-1]]
 
 
-def _object(s: TaggedPrompt, i: int) -> list[int]:
+def object_of(s: TaggedPrompt, i: int) -> list[int]:
     """The noun that directly follows word i, determiners aside, as a list of one or none."""
     k = i + 1
     while s.text(k) in DETERMINERS:
@@ -179,7 +188,7 @@ def _object(s: TaggedPrompt, i: int) -> list[int]:
 
 def _nouns_of_verb(s: TaggedPrompt, i: int, object_only: bool) -> list[int]:
     """Subject and direct object of the verb at i."""
-    objects = _object(s, i)
+    objects = object_of(s, i)
     return objects if object_only and objects else _nearest(s, i, -1) + objects
 
 
@@ -187,7 +196,7 @@ def _nouns_of_stop_word(s: TaggedPrompt, i: int) -> list[int]:
     """The nouns of a stop word: both of a preposition of place, the one after any other, or the one before."""
     if s.text(i) in _PREPOSITIONS:
         return _nearest(s, i, -1) + _nearest(s, i, +1)
-    return _object(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
+    return object_of(s, i) or _nearest(s, i, -1) or _nearest(s, i, +1)
 
 
 def focus(s: TaggedPrompt, span: range, other_has_content: bool) -> set[int]:
@@ -214,7 +223,7 @@ def focus(s: TaggedPrompt, span: range, other_has_content: bool) -> set[int]:
     if not other_has_content:  # "a hat on his head" is added at the hat
         heads = [k for n, k in enumerate(heads) if not (n and _is_placement(s, k, span))]
     verbs = [i for i in span if s.roles[i] is WordClass.VERB]
-    return {*heads, *(k for i in verbs for k in _nouns_of_verb(s, i, bool(heads) and s.text(i) in _CARRYING_VERBS))}
+    return {*heads, *(k for i in verbs for k in _nouns_of_verb(s, i, bool(heads) and s.text(i) in CARRYING_VERBS))}
 
 
 def _is_placement(s: TaggedPrompt, head: int, span: range) -> bool:

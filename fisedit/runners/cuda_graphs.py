@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fisedit.features.cache import CachedFeatures, FeatureOverlay
 from fisedit.features.sites import Role, project_text
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.runners.graph_capture import Captured, LRUCache, Outputs, PackedView, TensorPacker, capture
 from fisedit.runners.packed_features import FeaturePacker
 from fisedit.runners.prefetch import Prefetcher
@@ -80,7 +81,7 @@ class GraphExecutor:
         self,
         plans: Sequence[SparsePlan],
         steps: Mapping[int, CachedFeatures],
-        text: Tensor,
+        text: Conditioning,
         budget: int | None = None,
         text_keys: dict[str, Tensor] | None = None,
         injected: frozenset[str] = frozenset(),
@@ -90,7 +91,7 @@ class GraphExecutor:
         Args:
             plans: The plans of one size, one for each edit, on the model's device.
             steps: what the source's steps recorded, S branches each.
-            text: embeddings [S * E, T, D], branch by branch.
+            text: The conditions of S * E items, branch by branch.
             budget: bytes of features that may stay on the device (see `prefetch`); None is no limit.
             text_keys: the text's keys and values by site name; those that are missing are filled in.
             injected: sites whose recorded queries or keys the last branch attends with (see `CachedRows`).
@@ -101,17 +102,18 @@ class GraphExecutor:
         branches, rest = divmod(len(text), len(plans))
         assert not rest, (len(text), len(plans))
         grids = tuple((level.height, level.width) for level in plans[0].levels)
-        bucket, tokens, device = choose_bucket(plans), text.shape[1], self.executor.device
+        bucket, device = choose_bucket(plans), self.executor.device
 
         def capture_graph() -> CachedGraph:
-            buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, tokens, sorted(injected))
+            buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, text, sorted(injected))
             captured = capture(lambda: self._outputs(buffers), device)
             return CachedGraph(buffers, captured, self.static_unet)
 
-        graph = self.graphs.get((bucket, grids, len(plans), branches, tokens, injected), capture_graph)
+        graph = self.graphs.get((bucket, grids, len(plans), branches, text.tokens, injected), capture_graph)
         text_keys = {} if text_keys is None else text_keys
-        project_text(self.executor.sites, text, text_keys)
-        return GraphEdit(self.executor, self.feature_packer, graph, plans, steps, text_keys, branches, budget)
+        project_text(self.executor.sites, text.text, text_keys)
+        inputs = {**text_keys, **text.added}
+        return GraphEdit(self.executor, self.feature_packer, graph, plans, steps, inputs, branches, budget)
 
     def _outputs(self, buffers: Buffers) -> Outputs:
         out, fresh_rows, statistics = self.static_unet(buffers)
@@ -129,12 +131,12 @@ class GraphEdit:
         graph: CachedGraph,
         plans: Sequence[SparsePlan],
         steps: Mapping[int, CachedFeatures],
-        text_keys: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
         branches: int,
         budget: int | None,
     ) -> None:
         self._executor, self._graph, self._plans, self._steps = executor, graph, plans, dict(steps)
-        self._text_keys, self._edit_id, buffers = text_keys, object(), graph.buffers
+        self._inputs, self._edit_id, buffers = inputs, object(), graph.buffers
         gather_index = feature_packer.gather_index(buffers, plans, branches, next(iter(steps.values())))
         self.prefetcher = Prefetcher(
             self._steps, lambda i: gather_index.gather(steps[i]), buffers.copied, budget, buffers.addresses
@@ -215,6 +217,6 @@ class GraphEdit:
         """Write tables and text into buffers that another edit wrote last."""
         buffers = self._graph.buffers
         buffers.tables.write(self._plans)
-        for name, rows in buffers.text_keys.items():
-            rows.copy_(self._text_keys[name])
+        for name, tensor in (buffers.text_keys | buffers.added).items():
+            tensor.copy_(self._inputs[name])
         self._graph.owner = self._edit_id

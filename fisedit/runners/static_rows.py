@@ -16,6 +16,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from fisedit.features.sites import LayerSite, Role, base_layer, channels
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
@@ -57,6 +58,7 @@ class Buffers:
         injected: recorded queries and keys [E, R, C] that the last branch attends with, by site; none where attention
             is not injected.
         text_keys: [B, T, C], keys and values of every cross-attention.
+        added: [B, C], what is added to the time's embedding, see `Conditioning`.
         tokens: [S, H * W, C], recorded keys and values; where they are quantised, NAME + `SCALES` is after every one.
         addresses: int64, device pointers of the tokens if these are read in place, at first of `blank`; None if they
             are copied.
@@ -71,6 +73,7 @@ class Buffers:
     row_statistics: Packed
     injected: Packed
     text_keys: dict[str, Tensor] = field(default_factory=dict)
+    added: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, RecordedMap] = field(default_factory=dict)
     addresses: Tensor | None = None
     blank: Tensor | None = None
@@ -254,7 +257,7 @@ class StaticUNet:
         grids: Sequence[tuple[int, int]],
         edits: int,
         branches: int,
-        tokens: int,
+        text: Conditioning,
         injected: Iterable[str] = (),
     ) -> Buffers:
         """Fresh buffers.
@@ -264,7 +267,7 @@ class StaticUNet:
             grids: (height, width) of every level, finest first.
             edits: E.
             branches: S.
-            tokens: T.
+            text: Conditions of the shape that is written.
             injected: sites whose recorded queries or keys the last branch attends with.
         """
         sizes, items = [height * width for height, width in grids], edits * branches
@@ -281,8 +284,9 @@ class StaticUNet:
             row_statistics=recorded_row_statistics(tuple(self._sites.values()), bucket, items, like.device),
             injected=Packed(kept, like.dtype, like.device),
             text_keys={
-                name: like.new_zeros(items, tokens, _width(site)) for name, site in sites if site.role is Role.TEXT
+                name: like.new_zeros(items, text.tokens, _width(site)) for name, site in sites if site.role is Role.TEXT
             },
+            added={name: torch.zeros_like(tensor) for name, tensor in text.added.items()},
         )
         shapes: dict[str, tuple[int, ...]] = {}
         for name, site in sites:
@@ -308,12 +312,16 @@ class StaticUNet:
         Returns:
             The prediction at padded active rows [B, R, 4], and `StaticRows.fresh` and `StaticRows.statistics`.
         """
-        unet, times = self.unet, self._time.projections(buffers.timestep)
+        unet: Any = self.unet
+        added = unet.get_aug_embed(buffers.latents, None, buffers.added)
+        times = self._time.projections(buffers.timestep, added)
         source = StaticRows(buffers, self._sites, self._packed, self._merged, times)
         replacements: list[Replacement] = self._blocks.replacements(source)
-        replacements += [(module, lambda *_: buffers.latents) for module in (unet.time_proj, unet.time_embedding)]
+        unread = buffers.latents if added is None else added  # in place of embeddings, which are in `times`
+        embeddings = [unet.time_proj, unet.time_embedding, *([] if added is None else [unet.add_embedding])]
+        replacements += [(module, lambda *_: unread) for module in embeddings]
         with injected(unet, replacements):
-            (out,) = unet(buffers.latents, buffers.timestep, None, return_dict=False)
+            (out,) = unet(buffers.latents, buffers.timestep, None, added_cond_kwargs=buffers.added, return_dict=False)
         return rows_of(out), source.fresh, source.statistics
 
 

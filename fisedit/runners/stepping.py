@@ -18,6 +18,7 @@ from torch import Tensor
 from fisedit.errors import InputError, UnsupportedModuleError
 from fisedit.features.cache import CachedFeatures, FeatureOverlay, StepFeatures, shifted
 from fisedit.features.sites import LayerSite, Role
+from fisedit.models.families.conditioning import Conditioning, interleaved
 from fisedit.models.injection import exclusive
 from fisedit.models.layer_changes import foreign_hooks
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor
@@ -43,7 +44,7 @@ class SparseEdit:
         plans: The plans of every step that is run; steps of one plan share the object.
         features: the source's cached features, of all steps.
         predictions: the source's, [1, 4, h, w], of all steps.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         text_keys: the text's keys and values, filled as they are needed.
         injected_text_keys: keys and values of the first `injected_steps` steps.
         injected_steps: so many first steps attend as the source did (attention injection).
@@ -57,7 +58,7 @@ class SparseEdit:
     plans: Mapping[int, SparsePlan]
     features: Sequence[CachedFeatures]
     predictions: Sequence[Tensor]
-    text: Tensor
+    text: Conditioning
     text_keys: dict[str, Tensor]
     injected_text_keys: dict[str, Tensor]
     injected_steps: int
@@ -191,7 +192,7 @@ class SparseSteps:
             injected = injected_sites(self._executor.sites, first.features[i]) if first.injects(i) else frozenset()
             key = tuple(id(edit.plans[i]) for edit in self._edits), first.injects(i), injected
             groups.setdefault(key, []).append(i)
-        text = torch.stack([edit.text for edit in self._edits], 1).flatten(0, 1)
+        text = interleaved([edit.text for edit in self._edits])
         text_keys_of_all: dict[str, Tensor] = {}
         try:
             for (_, _, injected), steps in groups.items():

@@ -29,6 +29,7 @@ from fisedit.values import GenerationConfig, Step, next_seed
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.trajectory import LatentEdit
     from fisedit.values import ActiveCells
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 def run_dense(
     engine: Engine,
     config: GenerationConfig,
-    text: Tensor,
+    text: Conditioning,
     callback: StepCallback,
     blend_source: tuple[ActiveCells, Trajectory] | None = None,
     path: Sequence[Tensor] | None = None,
@@ -50,7 +51,7 @@ def run_dense(
     Args:
         engine: The engine of the model.
         config: The picture to generate.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         callback: called before every step.
         blend_source: cells, and the source whose latents stay outside them, which begins with the same latents.
         path: The path of DDPM inversion, as in `DenseRunner`.
@@ -173,7 +174,7 @@ def can_batch(engine: Engine, source: Trajectory, edits: Sequence[LatentEdit]) -
             or Step.DENSE in edit.mode.dilation
         )
         and not any(map(shifted, source.features))
-        and len({e.text.shape for e in edits}) == 1
+        and len({e.text.text.shape for e in edits}) == 1
     )
 
 
@@ -181,7 +182,7 @@ def can_batch(engine: Engine, source: Trajectory, edits: Sequence[LatentEdit]) -
 def sample(
     engine: Engine,
     config: GenerationConfig,
-    text: Tensor,
+    text: Conditioning,
     source: Trajectory,
     steps: int,
     callback: StepCallback = lambda *_: None,
@@ -191,7 +192,7 @@ def sample(
     Args:
         engine: The engine of the model.
         config: The picture to generate.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         source: the trajectory whose first latents are taken.
         steps: how many are run, 0 to N.
         callback: called before every step.
@@ -207,14 +208,14 @@ def sample(
 
 @torch.inference_mode()
 def record_probe_step(
-    engine: Engine, config: GenerationConfig, text: Tensor, source: Trajectory, step: int
+    engine: Engine, config: GenerationConfig, text: Conditioning, source: Trajectory, step: int
 ) -> StepFeatures:
     """Record one step of a dense run from a trajectory's first latents, its conditional branch alone.
 
     Args:
         engine: The engine of the model.
         config: The picture to generate.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         source: the trajectory whose first latents are taken.
         step: index of the step, 0 to N - 1; those before run unrecorded.
     """
@@ -230,7 +231,7 @@ def record_probe_step(
 def invert(
     engine: Engine,
     config: GenerationConfig,
-    text: Tensor,
+    text: Conditioning,
     clean: Tensor,
     callback: StepCallback,
     inpaint_inputs: Tensor | None = None,
@@ -242,7 +243,7 @@ def invert(
     Args:
         engine: The engine of the model.
         config: The config of the source.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         clean: latents [1, 4, h, w] of the picture.
         callback: called before every step.
         inpaint_inputs: The inputs of an inpainting UNet, see `Trajectory`.

@@ -44,7 +44,7 @@ def _plan(
         plan = hide_keys(plan, grid)
     if edit.regional_text:
         grids = [each.grid for each in edit.mode.regional]
-        plan = divide_text(plan, grids, [text.shape[1] for text in (edit.text, *edit.regional_text)])
+        plan = divide_text(plan, grids, [text.tokens for text in (edit.text, *edit.regional_text)])
     return plan
 
 
@@ -52,7 +52,7 @@ def injected_keys(executor: Executor, source: Trajectory, edit: LatentEdit) -> d
     """The prompt's keys and values [B, T, C], with the source's keys for the words that both prompts have."""
     if edit.injection is None:
         return {}
-    project_text(executor.sites, edit.text, edit.text_keys)
+    project_text(executor.sites, edit.text.text, edit.text_keys)
     old, new = (list(tokens) for tokens in zip(*edit.injection.tokens, strict=True))
     injected = dict(edit.text_keys)
     for name in (name for name in edit.text_keys if name.endswith(".to_k")):

@@ -18,6 +18,7 @@ from fisedit.features.record_size import RecordSize
 from fisedit.features.sites import LayerSite, Role, decoder_sites, loras
 from fisedit.features.tiers import FeatureTiers
 from fisedit.machine.stopwatch import StepWork
+from fisedit.models.families.stable_diffusion_xl import as_model
 from fisedit.models.layer_changes import check_layers
 from fisedit.runners.stepping import Graphs
 from fisedit.sampling.edit_plans import row_plan
@@ -32,6 +33,7 @@ from fisedit.values import GenerationConfig, level_grids
 if TYPE_CHECKING:
     from fisedit.costs.table import CostTable
     from fisedit.machine.model import Model
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.values import BoolGrid
 
 
@@ -62,6 +64,7 @@ class Engine:
         encoding: FeatureEncoding = AS_RECORDED,
         tiers: FeatureTiers | None = None,
     ) -> None:
+        pipe = as_model(pipe)
         self.pipe, self.budget, self.encoding = pipe, budget, encoding
         self.tiers = FeatureTiers() if tiers is None else tiers
         self.executor, self.loras = Executor(pipe.unet), loras(pipe.unet, pipe.text_encoder)
@@ -202,8 +205,8 @@ class Engine:
         steps = self._coefficients[key]
         return Sampler(*arguments) if steps is None else LinearSampler(steps, *arguments)
 
-    def encode(self, config: GenerationConfig) -> Tensor:
-        """Text embeddings; see `PromptEncoder.encode`."""
+    def encode(self, config: GenerationConfig) -> Conditioning:
+        """The conditions of a prompt; see `PromptEncoder.encode`."""
         return self._encoder.encode(config, guided=self.guided(config))
 
     def inputs(
@@ -234,20 +237,22 @@ class Engine:
         """The scale of classifier-free guidance, None where one branch runs."""
         return config.guidance_scale if self.guided(config) else None
 
-    def unconditional(self, source: Trajectory, config: GenerationConfig, text: Tensor, step: int) -> Tensor | None:
+    def unconditional(
+        self, source: Trajectory, config: GenerationConfig, text: Conditioning, step: int
+    ) -> Tensor | None:
         """The source's unconditional prediction of a step, if it is valid for an edit; that of step 0 alone is.
 
         Args:
             source: the trajectory to edit.
             config: The config of the edit.
-            text: embeddings [B, T, D] of the edit.
+            text: The conditions of the edit.
             step: index of the step, 0 to N - 1.
 
         Returns:
             [1, 4, h, w], or None.
         """
         recorded = source.unconditional_for(config) if step == 0 else None
-        return recorded[1] if recorded is not None and torch.equal(recorded[0], text[:1]) else None
+        return recorded[1] if recorded is not None and torch.equal(recorded[0], text[:1].key) else None
 
     def dense_work(self, config: GenerationConfig) -> StepWork:
         """The work of a dense step."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from fisedit.adapters import textual_inversion
+from fisedit.models.families.conditioning import Conditioning, joined
+from fisedit.models.families.text_encoding import PromptChunk, chunk_encoder
 from fisedit.models.injection import exclusive
 from fisedit.models.vocabulary import vocabulary_of
 from fisedit.prompts.chunks import MAX_CHUNKS, context_length, is_cut_off, split_chunks
-from fisedit.prompts.embeddings import embeddings
 from fisedit.prompts.syntax import syntax_notes
 from fisedit.prompts.weighting import WeightedPrompt, clamped_notes, parse
 
@@ -45,23 +46,20 @@ class PromptEncoder:
         self._pipe, self._graphs = pipe, graphs
         self._lengths: dict[object, int] = {}  # chunks of the prompts of recent configs
 
-    def encode(self, config: GenerationConfig, *, guided: bool) -> Tensor:
-        """Text embeddings [B, T, D], the negative prompt's first; diffusers' own where nothing is weighted.
+    def encode(self, config: GenerationConfig, *, guided: bool) -> Conditioning:
+        """The conditions of both prompts, the negative one's first; diffusers' own where nothing is weighted.
 
-        T is 77 for every chunk of the longer prompt.
+        There are 77 tokens for every chunk of the longer prompt.
 
         Args:
             config: The config of the picture.
             guided: whether both branches run.
         """
+        encode, skipped = chunk_encoder(self._pipe), (config.clip_skip, config.negative_clip_skip)
+        size, is_unprompted = (config.height, config.width), not parse(config.negative_prompt).text.strip()
         with self._graphs.cache.captured_encoder(self._pipe.text_encoder):
-            return torch.cat(
-                [
-                    self._encode_chunk(*chunks, config.clip_skip, config.negative_clip_skip)
-                    for chunks in self._chunks(config, guided=guided)
-                ],
-                1,
-            )
+            chunks = self._chunks(config, guided=guided)
+            return joined([encode(PromptChunk(*each, *skipped, size, is_unprompted)) for each in chunks])
 
     def _chunks(self, config: GenerationConfig, *, guided: bool) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
         """The chunks of both prompts side by side, the negative one's None where it is not used."""
@@ -81,47 +79,29 @@ class PromptEncoder:
                 self._lengths[key] = len(self._chunks(config, guided=guided))
             return self._lengths[key] * context_length(tokenizer)
 
-    def _encode_chunk(
-        self, prompt: WeightedPrompt, negative_prompt: WeightedPrompt | None, clip_skip: int, negative_clip_skip: int
-    ) -> Tensor:
-        """Embeddings [B, 77, D] of one chunk of the prompts."""
-        guided = negative_prompt is not None
-        positive, negative = self._pipe.encode_prompt(
-            prompt.text,
-            self._pipe.unet.device,
-            1,
-            guided,
-            negative_prompt.text if negative_prompt else None,
-            prompt_embeds=embeddings(prompt, self._pipe, clip_skip),
-            negative_prompt_embeds=embeddings(negative_prompt, self._pipe, negative_clip_skip)
-            if negative_prompt
-            else None,
-        )
-        return torch.cat([negative, positive]) if guided else positive
-
 
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
     """A prompt as the UNet reads it.
 
     Args:
-        embeddings: [B, T, D].
+        embeddings: Its conditions.
         keys: keys and values by projection, filled as they are needed.
         notes: what the encoder could not read.
-        regional: embeddings [B, T, D] of the prompts of regions.
-        read: embeddings [B, T, D] that are read instead, where an edit erases; None for `embeddings`.
+        regional: The conditions of the prompts of regions.
+        read: The conditions that are read instead, where an edit erases; None for `embeddings`.
     """
 
-    embeddings: Tensor
+    embeddings: Conditioning
     keys: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    regional: tuple[Tensor, ...] = ()
-    read: Tensor | None = None
+    regional: tuple[Conditioning, ...] = ()
+    read: Conditioning | None = None
 
 
 def encode_prompts(
     pipe: Model,
-    encode: Callable[[GenerationConfig], Tensor],
+    encode: Callable[[GenerationConfig], Conditioning],
     config: GenerationConfig,
     regional: Sequence[str],
     *,
@@ -131,7 +111,7 @@ def encode_prompts(
 
     Args:
         pipe: The pipeline whose words are read.
-        encode: The encoder of its engine: maps a config's prompt to embeddings.
+        encode: The encoder of its engine: maps a config's prompt to conditions.
         config: The config of the picture.
         regional: prompts of regions.
         read: A prompt that the edit reads instead, though later edits are made from the config's; or None.

@@ -34,6 +34,7 @@ from fisedit.values import GenerationConfig, Shallow
 if TYPE_CHECKING:
     from fisedit.features.pages import Page
     from fisedit.features.tiers import Remake
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.engine import Engine
     from fisedit.sampling.step import StepCallback
     from fisedit.values import EditMode
@@ -43,7 +44,7 @@ def evaluate(
     engine: Engine,
     trajectory: Trajectory,
     sampler: Sampler,
-    text: Tensor,
+    text: Conditioning,
     i: int,
     latents: Tensor,
     source: Trajectory | None = None,
@@ -55,7 +56,7 @@ def evaluate(
     x, timestep_cond = engine.inputs(sampler, config, latents, i, trajectory.inpaint_inputs)
     unconditional = engine.unconditional(source, config, text, i) if source else None
     if source and unconditional is not None:
-        project_text(engine.executor.sites, text, trajectory.text_keys)
+        project_text(engine.executor.sites, text.text, trajectory.text_keys)
         conditional_keys = {name: keys[-1:] for name, keys in trajectory.text_keys.items()}
         conditional, recorded = engine.executor.run_dense(x[-1:], t, text[-1:], conditional_keys, queries)
         raw, features = (
@@ -67,7 +68,7 @@ def evaluate(
             x, t, text, trajectory.text_keys, queries, timestep_cond, engine.conditioning(config, i)
         )
     if i == 0 and engine.guided(config):
-        trajectory.unconditional = text[:1], raw[:1]
+        trajectory.unconditional = text[:1].key, raw[:1]
     return raw, features
 
 
@@ -123,14 +124,14 @@ def steps_without_features(source: Trajectory, mode: EditMode) -> list[int]:
 
 @torch.inference_mode()
 def deepened(
-    engine: Engine, source: Trajectory, text: Tensor, steps: Sequence[int], callback: StepCallback
+    engine: Engine, source: Trajectory, text: Conditioning, steps: Sequence[int], callback: StepCallback
 ) -> Trajectory:
     """A trajectory of which some shallow steps are recorded densely, from its own latents; the given one stays.
 
     Args:
         engine: The engine of the model.
         source: The trajectory.
-        text: embeddings [B, T, D] of its prompt.
+        text: The conditions of its prompt.
         steps: indices.
         callback: called before every one of them; may raise.
     """
@@ -169,7 +170,7 @@ def load(engine: Engine, config: GenerationConfig, pages: Sequence[Page], made_w
 def remake_step(
     engine: Engine,
     config: GenerationConfig,
-    text: Tensor | None,
+    text: Conditioning | None,
     i: int,
     latents: Tensor,
     inpaint_inputs: Tensor | None,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from fisedit.features.cache import CachedFeatures
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.latent_blend import LatentBlend
     from fisedit.sampling.scheduler import Sampler
     from fisedit.sampling.trajectory import Trajectory
@@ -29,13 +30,13 @@ class DenoisingState:
     Args:
         trajectory: Its steps so far; the last latents are where it stands.
         sampler: The run of its scheduler.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         blend: Blends its latents into its source's; None for a source.
     """
 
     trajectory: Trajectory
     sampler: Sampler
-    text: Tensor
+    text: Conditioning
     blend: LatentBlend | None = None
 
     @property

@@ -22,6 +22,7 @@ from fisedit.features.cache import (
 )
 from fisedit.features.sites import project_text
 from fisedit.machine.stopwatch import STEP_DENSE, STEP_SPARSE, StepWork, span
+from fisedit.models.families.conditioning import joined
 from fisedit.runners.stepping import SparseEdit, SparseSteps
 from fisedit.sampling import records
 from fisedit.sampling.edit_plans import injected_keys, plans_of
@@ -183,7 +184,7 @@ class FrameRunner:
         self._engine, self._source, self._edits = engine, source, edits
         edit, count, batch = edits[0], len(edits), engine.batch(edits[0].config)
         self._conditions = engine.references.clip_conditions([each.config for each in edits], pads, batch)
-        self._plans, self._text = plans_of(engine.executor, edit), edit.text.repeat_interleave(count, 0)
+        self._plans, self._text = plans_of(engine.executor, edit), edit.text.repeated(count)
         self._text_keys: dict[str, Tensor] = {}
         self.reads: StepReads | None = None
 
@@ -228,9 +229,9 @@ def _sparse_edit(engine: Engine, source: Trajectory, features: list[CachedFeatur
     if edit.mode.erases and guidance is not None:
         guidance = min(guidance, ERASED_GUIDANCE)
     if edit.regional_text or edit.read_text is not None:  # masks of later edits are made from the prompt's own alone
-        project_text(engine.executor.sites, text, text_keys)
+        project_text(engine.executor.sites, text.text, text_keys)
         first = text if edit.read_text is None else edit.read_text
-        text, text_keys = torch.cat([first, *edit.regional_text], 1), {}
+        text, text_keys = joined([first, *edit.regional_text]), {}
     return SparseEdit(
         plans=plans_of(engine.executor, edit),
         features=features,

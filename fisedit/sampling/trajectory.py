@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fisedit.features.cache import CachedFeatures, FeatureDelta
+    from fisedit.models.families.conditioning import Conditioning
     from fisedit.sampling.scheduler import Sampler
     from fisedit.values import ActiveCells, BoolGrid, EditMode, GenerationConfig
 
@@ -37,8 +38,8 @@ class Trajectory:
         captured: number of its steps that were replayed from captured graphs.
         uncaptured: why others were not, or "".
         feature_deltas: what its dense steps found changed outside its mask, where others are sparse.
-        unconditional: The text [1, T, D] and the prediction [1, 4, h, w] of the unconditional branch at the first step,
-            if that was recorded: an edit begins with the same.
+        unconditional: The key of the conditions and the prediction [1, 4, h, w] of the unconditional branch at the
+            first step, if that was recorded: an edit begins with the same.
         inpaint_inputs: [1, 5, h, w] that an inpainting UNet reads after the latents, a mask and the latents of the
             picture without what it marks; None for other UNets.
     """
@@ -138,26 +139,26 @@ class LatentEdit:
 
     Args:
         config: the source's with the new prompt.
-        text: embeddings [B, T, D].
+        text: The conditions of its prompt.
         text_keys: keys and values of the text by projection, filled as they are needed.
         cells: The cells that it changes, by step.
         mode: The way it is computed.
         injection: what is kept of the source's attention, or None.
         check: compares the edit with its source at one step, or None.
-        read_text: embeddings [B, T, D] that are read instead of `text`, of which later masks are made; None for those.
-        regional_text: embeddings [B, T, D] of the prompts of the mode's regions.
+        read_text: The conditions that are read instead of `text`, of which later masks are made; None for those.
+        regional_text: The conditions of the prompts of the mode's regions.
         inpaint_inputs: The inputs of an inpainting UNet, see `Trajectory`.
     """
 
     config: GenerationConfig
-    text: Tensor
+    text: Conditioning
     text_keys: dict[str, Tensor]
     cells: ActiveCells
     mode: EditMode
     injection: AttentionInjection | None = None
     check: StepCheck | None = None
-    read_text: Tensor | None = None
-    regional_text: Sequence[Tensor] = ()
+    read_text: Conditioning | None = None
+    regional_text: Sequence[Conditioning] = ()
     inpaint_inputs: Tensor | None = None
 
 

@@ -277,6 +277,7 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
     """An edit has its source's settings; a source has no edit's."""
     if parent is None:
         require(not (entry.run.growth or entry.run.start or entry.run.structure or entry.run.needs_mask))
+        require(entry.config.opened or entry.config.prompt)
     else:
         own = entry.config
         changed = {name: getattr(own, name) for name in ("prompt", "seed", "like", "loras", "textual_inversions")}
@@ -285,7 +286,9 @@ def _check_lineage(entry: ResultEntry, parent: ResultEntry | None) -> None:
 
 
 def _config(value: Any) -> GenerationConfig:
-    config = make_generation_config(**value)
+    names_nothing = value["prompt"] == ""  # of an opened picture, or where all that was named is erased
+    config = make_generation_config(**(value | {"prompt": "a picture"} if names_nothing else value))
+    config = replace(config, prompt="") if names_nothing else config
     require(len(config.like) <= _MAX_REFERENCES)
     require(len(config.loras) <= _MAX_LORA_SCALES and len(config.textual_inversions) <= _MAX_ITEMS)
     return config

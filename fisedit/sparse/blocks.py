@@ -322,7 +322,7 @@ class ShallowBlocks:
         """
         unet = self._unet
         passed: list[Replacement] = [(block, partial(_passed_down, block)) for block in unet.down_blocks]
-        passed += [(block, _passed) for block in (unet.mid_block, *unet.up_blocks[:-1])]
+        passed += [(block, _passed) for block in (unet.mid_block, *unet.up_blocks[:-1]) if block is not None]
         inner = {module for block, _ in passed for module in block.modules()}
         own = [
             one for one in self._blocks.replacements(source) if one[0] not in inner and one[0] is not unet.up_blocks[-1]

@@ -29,6 +29,7 @@ from fisedit.features.sites import (
     project_text,
     unet_sites,
 )
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.models.injection import Replacement, injected
 from fisedit.models.layer_changes import check_layers
 from fisedit.sparse.blocks import EncoderBlocks, ShallowBlocks, UNetBlocks
@@ -59,13 +60,13 @@ class UNetInputs:
     Args:
         latents: [B, 4, h, w], scaled for the model.
         timestep: scalar.
-        text: embeddings [B, T, D].
+        text: The conditions of prompts.
         timestep_cond: [B, C] for distilled models, or None.
     """
 
     latents: Tensor
     timestep: Tensor
-    text: Tensor
+    text: Conditioning
     timestep_cond: Tensor | None = None
 
 
@@ -94,8 +95,8 @@ class SideNetwork(Protocol):
     def inputs(self, take: TakeMap) -> list[Replacement]:
         """Modules that give what was computed before the first step; argument as in `ExtraLayers.residuals`."""
 
-    def text(self, text: Tensor) -> Tensor:
-        """The items of the UNet's text [B, T, D] that it reads."""
+    def text(self, text: Conditioning) -> Conditioning:
+        """The items of the UNet's conditions that it reads."""
 
     def run(self, inputs: UNetInputs) -> tuple[Sequence[Tensor], Tensor]:
         """Call diffusers' own forward: maps for the UNet's skips, and for its middle."""
@@ -178,7 +179,7 @@ class Executor:
         self,
         latents: Tensor,
         timestep: Tensor,
-        text: Tensor,
+        text: Conditioning,
         text_keys: dict[str, Tensor],
         queries: frozenset[str] = frozenset(),
         timestep_cond: Tensor | None = None,
@@ -189,7 +190,7 @@ class Executor:
         Args:
             latents: [B, 4, h, w], scaled for the model.
             timestep: scalar.
-            text: embeddings [B, T, D].
+            text: The conditions of prompts.
             text_keys: the text's keys and values by site name, filled at the first step of a prompt.
             queries: names of the query projections to record.
             timestep_cond: [B, C] for distilled models, or None.
@@ -230,7 +231,7 @@ class Executor:
         self,
         latents: Tensor,
         timestep: Tensor,
-        text: Tensor,
+        text: Conditioning,
         text_keys: dict[str, Tensor],
         overlay: FeatureOverlay,
         timestep_cond: Tensor | None = None,
@@ -243,7 +244,7 @@ class Executor:
         Args:
             latents: [B, 4, h, w], scaled for the model; only active and halo rows are read.
             timestep: scalar.
-            text: embeddings [B, T, D].
+            text: The conditions of prompts.
             text_keys: the text's keys and values by site name, filled at the first step of a prompt.
             overlay: an empty one over the cached step that is read, with the plan whose active rows are computed; it is
                 filled. A shallow one holds the rows of the map that enters the last layer, which alone is computed.
@@ -255,7 +256,7 @@ class Executor:
         Returns:
                 The prediction at the active rows [B, R, 4], and the overlay.
         """
-        project_text(self.sites, text, text_keys)
+        project_text(self.sites, text.text, text_keys)
         cross_keys = extra_layers.cross_keys(len(latents)) if extra_layers else {}
         networks = extra_layers.networks() if extra_layers else ()
         sites = self._by_name | {site.name: site for network in networks for site in network.sites}
@@ -289,7 +290,7 @@ class Executor:
             if not is_recorded(network.sites, overlay.parent):
                 maps = _run_network(network, network.inputs(_whole), inputs)
                 return [rows.take(each, level) for each, level in zip(maps, network.levels, strict=True)]
-            project_text(network.sites, network.text(text), text_keys)
+            project_text(network.sites, network.text(text).text, text_keys)
             return _run_network(network, [*network.blocks.replacements(rows), *network.inputs(rows.take)], inputs)
 
         return rows_of(self._run(replacements, inputs, extra_layers, run_network, rows)), rows.overlay
@@ -327,9 +328,9 @@ class Executor:
             (out,) = self.unet(
                 inputs.latents,
                 inputs.timestep,
-                inputs.text,
                 timestep_cond=inputs.timestep_cond,
                 return_dict=False,
+                **inputs.text.unet_inputs,
                 **residuals,
             )
         result: Tensor = out

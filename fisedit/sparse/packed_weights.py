@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from diffusers.models.activations import GEGLU
 from diffusers.models.attention_processor import Attention
@@ -92,10 +93,19 @@ class PackedTime:
         self._frequencies = frequencies(unet.time_proj).to(unet.conv_in.weight.device)
         self._names, self._widths = list(resnets), [m.out_features for m in times]
 
-    def projections(self, timestep: Tensor) -> dict[str, Tensor]:
-        """Return what every ResNet block adds, [1, C] by name, for a time, float32 [1]."""
-        added = ops.time_projections(timestep, self._frequencies, self._layers)
-        return dict(zip(self._names, added.split(self._widths, 1), strict=True))
+    def projections(self, timestep: Tensor, added: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what every ResNet block adds for a time, by name: [1, C], or [B, C] with what is added.
+
+        Args:
+            timestep: float32 [1].
+            added: [B, E], added to the time's embedding; or None.
+        """
+        if added is None:
+            found = ops.time_projections(timestep, self._frequencies, self._layers)
+        else:
+            *embedding, last = self._layers
+            found = F.linear(F.silu(ops.time_projections(timestep, self._frequencies, embedding) + added), *last)
+        return dict(zip(self._names, found.split(self._widths, 1), strict=True))
 
 
 def frequencies(embedding: Any) -> Tensor:

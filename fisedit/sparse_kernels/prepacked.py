@@ -4,7 +4,8 @@ With few rows, reordering a weight takes longer than the product, so that reorde
 packed: one that was written to gets new copies, and its copies are dropped with it. They cost a second copy of every
 weight that sparse steps multiply by, 1.6 GB of SD 1.5 in bf16. They take 8 % off a step of 5 % of the picture, and 4 %
 off one of 15 %. Dense steps have none: 1 GB would take 3 % off one. Weights are packed while half of the machine's
-memory is free, unless FISEDIT_PACK=0. Others are reordered in every product, with the same result to the bit.
+memory is free, with FISEDIT_PACK=1 always, with 0 never. Others are reordered in every product, with the same result
+to the bit.
 
 In float32 oneDNN multiplies for sparse steps where it is faster than the library that torch takes
 (`tuning.prefers_onednn`). Their weights are packed as well: 3.3 GB of SD 1.5, 9 to 13 % off a step of 5 %. Dense steps
@@ -150,9 +151,9 @@ def _can_pack(weight: Tensor) -> bool:
 
 
 def _has_room(weight: Tensor) -> bool:
-    """Return whether copies are wanted, and half of the machine's memory stays free beside that of a weight."""
-    wanted = os.environ.get("FISEDIT_PACK") != "0"
-    return wanted and available_bytes() - weight.nbytes >= memory_bytes(weight.device) // 2
+    """Return whether half of the machine's memory stays free beside a weight's copy, or what FISEDIT_PACK asks for."""
+    wanted = os.environ.get("FISEDIT_PACK")
+    return wanted == "1" or (wanted != "0" and available_bytes() - weight.nbytes >= memory_bytes(weight.device) // 2)
 
 
 def _multiplies_bf16() -> bool:

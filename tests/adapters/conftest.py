@@ -9,7 +9,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from fisedit.adapters.row_column.checkpoints import save_adapter
-from fisedit.models import random_init
+from fisedit.models.families.family import SD1
 from fisedit.sparse.executor import Executor
 from tests.support.adapters import lively
 
@@ -41,6 +41,6 @@ def place(adapter, tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def sd15_executor() -> Executor:
     """Of Stable Diffusion 1.5's UNet, without weights."""
-    config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
+    config = UNet2DConditionModel.load_config(SD1.configs / "unet")
     with torch.device("meta"):
         return Executor(UNet2DConditionModel.from_config(config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
+from diffusers import ControlNetModel, StableDiffusionControlNetPipeline, StableDiffusionXLControlNetPipeline
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -16,6 +16,7 @@ from fisedit.bench.workload import square_mask
 from fisedit.costs.macs import unet_macs
 from fisedit.errors import AdapterError, InputError
 from fisedit.features.cache import FeatureOverlay
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
@@ -25,6 +26,7 @@ from tests.support.adapters import SD15_GRIDS, SD15_SIZES, filled
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
+from tests.support.pipelines import assembled
 from tests.support.references import BLUE, RED, pixels
 
 SQUARE = grids(16, 16)["square"]
@@ -56,8 +58,9 @@ def editor(pipe, tmp_path):
 
 def of_diffusers(pipe, networks, prompt, picture, scale, guidance=7.5, steps=3, **options):
     """Latents after every step [N, 4, h, w]."""
-    own = StableDiffusionControlNetPipeline(**pipe.components, controlnet=networks, requires_safety_checker=False)
-    own.set_progress_bar_config(disable=True)
+    is_xl = "text_encoder_2" in pipe.components
+    kind = StableDiffusionXLControlNetPipeline if is_xl else StableDiffusionControlNetPipeline
+    own = assembled(pipe, kind, controlnet=networks)
     path = []
     own(
         prompt,
@@ -93,6 +96,37 @@ def test_an_edit_of_everything_is_the_dense_one(pipe, editor, before):
     result = editor.edit(DOG, mask=np.ones((16, 16), bool), control=RED)
     expected = of_diffusers(pipe, network(pipe), DOG, RED, 0.7)
     assert oracle.deviation(latents(editor, result), expected) <= 1e-4
+
+
+@pytest.mark.parametrize("guess", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_one_of_stable_diffusion_xl_is_its_pipelines(pipelines, tmp_path, guess, kind):
+    """A source, an edit of everything, and what an edit leaves outside; in guess mode too."""
+    pipe, options = pipelines["sdxl"], {"guess_mode": guess}
+    network(pipe).save_pretrained(tmp_path / "control")
+    if kind == "file":
+        (tmp_path / "control" / "diffusion_pytorch_model.safetensors").rename(tmp_path / "one.safetensors")
+    editor = Editor(pipe)
+    editor.load_adapter(tmp_path / ("one.safetensors" if kind == "file" else "control"), 0.7, **options)
+    source = editor.generate(CAT, control=RED, **QUICK)
+    assert (
+        oracle.deviation(latents(editor, source), of_diffusers(pipe, network(pipe), CAT, RED, 0.7, **options)) <= 1e-4
+    )
+    sparse = editor.edit(DOG, mask=SQUARE, growth=1)
+    assert pixels_outside(sparse, source) and sparse.stats.unet_evaluations_sparse
+    editor.checkout(source.id)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), control=BLUE)
+    assert (
+        oracle.deviation(latents(editor, result), of_diffusers(pipe, network(pipe), DOG, BLUE, 0.7, **options)) <= 1e-4
+    )
+
+
+def test_of_other_families_are_refused(pipelines, tmp_path):
+    for own, other in (("demo", "sdxl"), ("sdxl", "demo")):
+        network(pipelines[other]).save_pretrained(tmp_path / other)
+        for source in (tmp_path / other, tmp_path / other / "diffusion_pytorch_model.safetensors"):
+            with pytest.raises(AdapterError, match=r"for this model|for Stable Diffusion XL"):
+                Editor(pipelines[own]).load_adapter(source)
 
 
 def test_several_add_up(pipe, editor, tmp_path):
@@ -176,11 +210,11 @@ class Case:
         self.plan = make_row_plan(mask, self.executor.num_levels)
 
     def record(self, stack):
-        return self.executor.run_dense(self.source, T, self.texts[0], {}, extra_layers=stack)[1]
+        return self.executor.run_dense(self.source, T, Conditioning(self.texts[0]), {}, extra_layers=stack)[1]
 
     def replay(self, features, stack):
         overlay = FeatureOverlay(features, self.plan)
-        return self.executor.run_sparse(self.edited, T, self.texts[1], {}, overlay, extra_layers=stack)[0]
+        return self.executor.run_sparse(self.edited, T, Conditioning(self.texts[1]), {}, overlay, extra_layers=stack)[0]
 
     def control(self, latents, text):
         left_out = len(latents) // 2 if self.guess_mode else 0
@@ -278,9 +312,16 @@ def test_costs_are_the_counters(pipe, recorded):
     keys = [{}, {}]
     runs = [
         lambda: case.executor.run_sparse(
-            case.edited, T, case.texts[1], keys[0], FeatureOverlay(features, case.plan), extra_layers=case.stack
+            case.edited,
+            T,
+            Conditioning(case.texts[1]),
+            keys[0],
+            FeatureOverlay(features, case.plan),
+            extra_layers=case.stack,
         ),
-        lambda: case.executor.run_sparse(case.edited, T, case.texts[1], keys[1], FeatureOverlay(features, case.plan)),
+        lambda: case.executor.run_sparse(
+            case.edited, T, Conditioning(case.texts[1]), keys[1], FeatureOverlay(features, case.plan)
+        ),
     ]
     for run in runs:
         run()  # the text is projected once

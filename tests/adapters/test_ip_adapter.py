@@ -18,6 +18,7 @@ from fisedit.costs.macs import unet_macs
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.sites import Role, unet_sites
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
@@ -85,6 +86,24 @@ def test_an_edit_of_everything_is_the_dense_one(pipe, adapter, editor):
     assert oracle.deviation(latents(editor, result), expected) <= 1e-4
 
 
+def test_one_of_stable_diffusion_xl_is_its_pipelines(pipelines, tmp_path):
+    """A source, an edit of everything, and what an edit leaves outside."""
+    pipe = pipelines["sdxl"]
+    adapter, editor = ip_adapters.tensors(pipe.unet, "plus"), Editor(pipe)
+    editor.load_adapter(ip_adapters.save(adapter, tmp_path / "ip"), 0.6)
+    theirs = ip_adapters.with_adapters(pipe, [adapter], [0.6])
+    source = editor.generate(CAT, reference=RED, **QUICK)
+    assert oracle.deviation(latents(editor, source), of_diffusers(theirs, CAT, RED)) <= 1e-4
+    sparse = editor.edit(DOG, mask=SQUARE, growth=1)
+    assert pixels_outside(sparse, source) and sparse.stats.unet_evaluations_sparse
+    editor.checkout(source.id)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), reference=BLUE)
+    assert oracle.deviation(latents(editor, result), of_diffusers(theirs, DOG, BLUE)) <= 1e-4
+    other = ip_adapters.tensors(pipelines["demo"].unet, "plain")
+    with pytest.raises(AdapterError, match=r"must have 23 attentions for this model, got 16"):
+        editor.load_adapter(ip_adapters.save(other, tmp_path / "other"))
+
+
 def test_several_add_up(pipe, adapter, editor, tmp_path):
     other = ip_adapters.tensors(pipe.unet, "plain", seed=3)
     editor.load_adapter(ip_adapters.save(other, tmp_path / "other"), 0.3)
@@ -117,10 +136,10 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, adapter, grid, batch):
     read = {name: (tokens @ key.T, tokens @ value.T) for name, (key, value) in ours._by_name.items()}
     condition, executor = ours.condition(read, AdapterUse(0.6), 2), Executor(pipe.unet)
     recording = oracle.record(pipe.unet, source, T, texts[0])
-    maps = executor.run_dense(source, T, texts[0], {})[1]
+    maps = executor.run_dense(source, T, Conditioning(texts[0]), {})[1]
     plan = make_row_plan(mask, executor.num_levels)
     rows = executor.run_sparse(
-        edited, T, texts[1], {}, FeatureOverlay(maps, plan), extra_layers=AdapterStack([condition])
+        edited, T, Conditioning(texts[1]), {}, FeatureOverlay(maps, plan), extra_layers=AdapterStack([condition])
     )[0]
     own.forward = partial(own.forward, added_cond_kwargs={"image_embeds": [embeds]})
     expected = oracle.mixed_forward(own, recording, edited, T, texts[1], inside)
@@ -129,7 +148,7 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, adapter, grid, batch):
     macs, without = (
         counted(
             lambda layers=layers: executor.run_sparse(
-                edited, T, texts[1], {}, FeatureOverlay(maps, plan), extra_layers=layers
+                edited, T, Conditioning(texts[1]), {}, FeatureOverlay(maps, plan), extra_layers=layers
             )
         )
         for layers in (stack, None)

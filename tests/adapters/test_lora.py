@@ -25,7 +25,7 @@ from tests.support import oracle
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.folders import pictures
 from tests.support.grids import grids
-from tests.support.lora import ALPHA, RANK, SCALE, Lora
+from tests.support.lora import ALPHA, RANK, SCALE, Lora, parts_of
 from tests.support.pipelines import build_pipeline
 from tests.support.references import QUICK, check_guided, pixels
 from tests.support.steps import StepEdit, rows
@@ -78,6 +78,34 @@ def test_a_sparse_step_with_a_lora_is_the_oracles(pipe, kind, tmp_path):
         got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
         expected = rows(case.oracle(merged), grid)
     assert torch.allclose(got, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["kohya", "diffusers"])
+def test_a_lora_of_two_text_encoders_is_in_all_of_them(kind, tmp_path):
+    """Of Stable Diffusion XL; unloaded, it leaves no trace."""
+    pipe = build_pipeline("sdxl")
+    lora, own = Lora(pipe), [pipe.components[part] for part in parts_of(pipe)]
+    before = [{name: weight.clone() for name, weight in model.state_dict().items()} for model in own]
+    file, factor = written(lora, pipe, kind, tmp_path)
+    assert {part for part, _ in lora.parts} == {"unet", "text_encoder", "text_encoder_2"}
+    merged, editor = Editor(lora.merged(pipe, SCALE * factor)).generate(CAT, **QUICK), Editor(pipe)
+    plain = editor.generate(CAT, **QUICK)
+    name = editor.load_lora(file, SCALE)
+    source = editor.generate(CAT, **QUICK)
+    assert np.abs(np.asarray(source.image, int) - np.asarray(merged.image, int)).max() <= 1
+    assert not np.array_equal(pixels(source), pixels(plain))
+    assert pixels_outside(editor.edit(DOG, mask=SQUARE), source)
+    editor.unload_lora(name)
+    for model, weights in zip(own, before, strict=True):
+        assert list(model.state_dict()) == list(weights)
+        assert all(torch.equal(model.state_dict()[name], weight) for name, weight in weights.items())
+
+
+def test_loras_of_other_families_are_refused(pipe, tmp_path):
+    xl = build_pipeline("sdxl")
+    for own, other, words in ((pipe, xl, "it is for Stable Diffusion XL"), (xl, pipe, "does not fit this model")):
+        with pytest.raises(AdapterError, match=words):
+            Editor(own).load_lora(Lora(other).kohya(tmp_path / "style.safetensors"))
 
 
 def test_scales_add_up_and_leave_no_trace(pipe, tmp_path):

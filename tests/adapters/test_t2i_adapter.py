@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionAdapterPipeline, T2IAdapter
+from diffusers import StableDiffusionAdapterPipeline, StableDiffusionXLAdapterPipeline, T2IAdapter
 
 from fisedit import Editor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.t2i_adapter import T2IAdapterReader
-from fisedit.errors import AdapterError
+from fisedit.errors import AdapterError, InputError
 from fisedit.features.cache import FeatureOverlay
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse
@@ -21,7 +22,10 @@ from tests.support import oracle
 from tests.support.adapters import filled
 from tests.support.edits import CAT, DOG, pixels_outside
 from tests.support.grids import grids
+from tests.support.pipelines import assembled
 from tests.support.references import BLUE, RED, pixels
+from tests.support.steps import StepEdit
+from tests.support.steps import rows as rows_of_grid
 
 SQUARE = grids(16, 16)["square"]
 QUICK = {"seed": 7, "num_inference_steps": 3}
@@ -100,9 +104,11 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, batch, recorded):
     reader, executor = T2IAdapterReader(network(pipe)), Executor(pipe.unet)
     maps = reader.network(torch.rand(1, 3, 128, 128, generator=make))
     stack = AdapterStack([reader.condition(maps, AdapterUse(0.7), 2)])
-    features = executor.run_dense(source, T, texts[0], {}, extra_layers=stack if recorded else None)[1]
+    features = executor.run_dense(source, T, Conditioning(texts[0]), {}, extra_layers=stack if recorded else None)[1]
     plan = make_row_plan(mask, executor.num_levels)
-    rows = executor.run_sparse(edited, T, texts[1], {}, FeatureOverlay(features, plan), extra_layers=stack)[0]
+    rows = executor.run_sparse(
+        edited, T, Conditioning(texts[1]), {}, FeatureOverlay(features, plan), extra_layers=stack
+    )[0]
     expected = mixed(pipe.unet, source, edited, texts, inside, [0.7 * each for each in maps], recorded=recorded)
     assert oracle.deviation(rows, expected.flatten(2).transpose(1, 2)[:, inside.flatten()]) <= 1e-4
 
@@ -142,6 +148,66 @@ def test_an_edit_follows_its_control_inside_its_mask_alone(editor):
     assert len({pixels(result).tobytes() for result in results}) == 3
     kept = editor.generate(CAT, control=RED, width=128, height=128, **QUICK)
     assert editor.edit(DOG, mask=SQUARE).config.like == kept.config.like != ()
+
+
+def xl_network(pipe, in_channels=3):
+    """One of Stable Diffusion XL's kind, whose first map is half as wide, and whose last is the middle's."""
+    channels = list(pipe.unet.config.block_out_channels)
+    options = {"in_channels": in_channels, "channels": [*channels, channels[-1]], "num_res_blocks": 2}
+    return filled(T2IAdapter(**options, downscale_factor=16, adapter_type="full_adapter_xl"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_one_of_stable_diffusion_xl_is_its_pipelines(pipelines, tmp_path, kind):
+    """A source, an edit of everything, and what an edit leaves outside."""
+    pipe = pipelines["sdxl"]
+    xl_network(pipe).save_pretrained(tmp_path / "t2i")
+    if kind == "file":
+        (tmp_path / "t2i" / "diffusion_pytorch_model.safetensors").rename(tmp_path / "one.safetensors")
+    editor = Editor(pipe)
+    editor.load_adapter(tmp_path / ("one.safetensors" if kind == "file" else "t2i"), 0.7)
+
+    def expected(prompt, picture):
+        own = assembled(pipe, StableDiffusionXLAdapterPipeline, adapter=xl_network(pipe))
+        path = []
+        own(
+            prompt,
+            image=picture,
+            num_inference_steps=3,
+            guidance_scale=7.5,
+            adapter_conditioning_scale=0.7,
+            generator=torch.Generator().manual_seed(7),
+            height=128,
+            width=128,
+            callback_on_step_end=lambda _, __, ___, state: path.append(state["latents"]) or state,
+        )
+        return torch.cat(path)
+
+    source = editor.generate(CAT, control=RED, guidance_scale=7.5, **QUICK)
+    assert oracle.deviation(latents(editor, source), expected(CAT, RED)) <= 1e-4
+    sparse = editor.edit(DOG, mask=SQUARE, growth=1)
+    assert pixels_outside(sparse, source) and sparse.stats.unet_evaluations_sparse
+    editor.checkout(source.id)
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), control=BLUE)
+    assert oracle.deviation(latents(editor, result), expected(DOG, BLUE)) <= 1e-4
+    with pytest.raises(InputError, match="takes sides divisible by 16, got 104x128"):
+        editor.generate(CAT, control=RED, width=104, height=128, **QUICK)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("recorded", [True, False], ids=["with", "without"])
+def test_a_sparse_step_of_stable_diffusion_xl_is_the_mixed_forward(pipelines, recorded):
+    """E4, over a source with the adapter or without."""
+    unet, grid = pipelines["sdxl"].unet, grids(16, 16)["blobs"]
+    case, executor, reader = StepEdit(unet, grid), Executor(unet), T2IAdapterReader(xl_network(pipelines["sdxl"]))
+    maps = reader.network(torch.rand(1, 3, 128, 128))
+    stack = AdapterStack([reader.condition(maps, AdapterUse(0.7), 2)])
+    features = executor.run_dense(case.source, T, case.texts[0], {}, extra_layers=stack if recorded else None)[1]
+    overlay = FeatureOverlay(features, make_row_plan(grid, executor.num_levels))
+    got = executor.run_sparse(case.edited, T, case.texts[1], {}, overlay, extra_layers=stack)[0]
+    texts, scaled = [text.unet_inputs for text in case.texts], [0.7 * each.expand(2, -1, -1, -1) for each in maps]
+    expected = mixed(unet, case.source, case.edited, texts, case.inside, scaled, recorded=recorded)
+    assert oracle.deviation(got, rows_of_grid(expected, grid)) <= 1e-4
 
 
 def test_grey_networks_and_those_that_do_not_fit(pipe, pipelines, tmp_path):

@@ -47,9 +47,47 @@ def test_embeddings_are_diffusers_own(pipe, tmp_path, vectors, key):
     assert Editor(pipe).load_textual_inversion(path) == "zwx"
     theirs.load_textual_inversion(load_file(path), token="zwx")
     with torch.inference_mode():
-        ours = Engine(pipe).encode(config_of("a zwx cat", negative_prompt="zwx", guidance_scale=3.0))
+        ours = Engine(pipe).encode(config_of("a zwx cat", negative_prompt="zwx", guidance_scale=3.0)).text
         positive, negative = theirs.encode_prompt("a zwx cat", "cpu", 1, True, "zwx")
     assert torch.equal(ours, torch.cat([negative, positive]))
+
+
+@pytest.mark.parametrize("names", [("clip_l", "clip_g"), ("text_encoders_0", "text_encoders_1")])
+def test_a_word_of_two_text_encoders_is_diffusers_own(tmp_path, names):
+    """Of Stable Diffusion XL; taken out, the model is as it was."""
+    pipe, theirs = build_pipeline("sdxl"), build_pipeline("sdxl")
+    pairs = ((pipe.tokenizer, pipe.text_encoder), (pipe.tokenizer_2, pipe.text_encoder_2))
+    tensors = {name: torch.randn(2, own.config.hidden_size) for name, (_, own) in zip(names, pairs, strict=True)}
+    save_file(tensors, tmp_path / "zwx.safetensors")
+    editor, engine, config = Editor(pipe), Engine(pipe), config_of("a zwx cat", negative_prompt="zwx")
+    with torch.inference_mode():
+        before = engine.encode(config)
+    assert editor.load_textual_inversion(tmp_path / "zwx.safetensors") == "zwx"
+    for name, number in zip(names, ("", "_2"), strict=True):
+        own = {part: theirs.components[f"{part}{number}"] for part in ("tokenizer", "text_encoder")}
+        theirs.load_textual_inversion({"zwx": tensors[name]}, token="zwx", **own)
+    with torch.inference_mode():
+        got = engine.encode(config)
+        text, empty, pooled, empty_pooled = theirs.encode_prompt("a zwx cat", None, "cpu", 1, True, "zwx")
+        assert torch.equal(got.text, torch.cat([empty, text]))
+        assert torch.equal(got.added["text_embeds"], torch.cat([empty_pooled, pooled]))
+        editor.unload_textual_inversion("zwx")
+        assert torch.equal(engine.encode(config).key, before.key)
+
+
+def test_words_of_other_models_are_refused_by_two_text_encoders(tmp_path):
+    editor = Editor(build_pipeline("sdxl"))
+    for tensors, line in (
+        (
+            {"emb_params": torch.ones(2, 24)},
+            "for two text encoders .clip_l and clip_g., got emb_params",
+        ),
+        ({"clip_l": torch.ones(2, 24), "clip_g": torch.ones(2, 33)}, "as many vectors of widths 24 and 32"),
+        ({"clip_l": torch.ones(2, 24), "clip_g": torch.ones(3, 32)}, "as many vectors of widths 24 and 32"),
+    ):
+        save_file(tensors, tmp_path / "zwx.safetensors")
+        with pytest.raises(AdapterError, match=line):
+            editor.load_textual_inversion(tmp_path / "zwx.safetensors")
 
 
 def test_the_words_of_a_diffusers_file(pipe, tmp_path):
@@ -77,9 +115,10 @@ def test_a_word_of_several_vectors_is_one_word(pipe, tmp_path):
 
 def test_a_word_behind_comfyui_s_prefix_is_that_word(pipe, tmp_path):
     Editor(pipe).load_textual_inversion(written(tmp_path, "EasyNeg", pipe))
-    plain, weighted = (Engine(pipe).encode(config_of(prompt)) for prompt in ("a cat, easyneg", "a cat, (easyneg:1.3)"))
-    assert torch.equal(Engine(pipe).encode(config_of("a cat, embedding:EasyNeg.pt")), plain)
-    assert torch.equal(Engine(pipe).encode(config_of("a cat, (embedding:easyneg:1.3)")), weighted)
+    prompts = ("a cat, easyneg", "a cat, (easyneg:1.3)")
+    plain, weighted = (Engine(pipe).encode(config_of(prompt)).text for prompt in prompts)
+    assert torch.equal(Engine(pipe).encode(config_of("a cat, embedding:EasyNeg.pt")).text, plain)
+    assert torch.equal(Engine(pipe).encode(config_of("a cat, (embedding:easyneg:1.3)")).text, weighted)
 
 
 def test_a_word_inside_a_longer_one_of_another_file_stays(pipe, tmp_path):

@@ -293,6 +293,10 @@ def test_a_thing_is_picked_and_erased(browser):
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
     changed = (pixels(page, ".picture") != source).any(-1)
     assert mask[int(row * len(mask)), int(column * len(mask))] and changed[mask].any() and not changed[~mask].any()
+    expect(page.locator("#prompt textarea")).to_have_value("a cake on a beach")
+    expect(page.locator("#words-line")).to_be_empty()
+    page.locator("#undo").click()
+    expect(page.locator("#prompt textarea")).to_have_value(CAT)
 
 
 @pytest.mark.slow

@@ -355,10 +355,11 @@ def sources(session):
 
 def test_paint_on_a_large_picture_opens_its_part_once(state, session, photo):
     region = RegionSettings(add=painted(LEFT), only=True)
-    with pytest.raises(PartNotOpened):
+    with pytest.raises(PartNotOpened, match="Run first opens this part of the picture") as told:
         handlers.preview(state, session, DOG, region)
     edit = last(handlers.edit(state, session, DOG, region))
     (whole, crop) = sources(session)
+    assert told.value.part == crop
     assert whole is None and crop is not None and crop[2] - crop[0] < 400
     before, after = np.asarray(photo.image), np.asarray(edit.image)
     changed = (before != after).any(2)

@@ -385,6 +385,9 @@ def test_programs_erase_and_extend(program, site):
     erased = program.ask("erase", {"box": [0, 0, 16, 16]})
     changed = (picture(erased) != source).any(2)
     assert changed[:16, :16].any() and not changed[16:, 16:].any() and erased.data[0]["prompt"] == CAT
+    assert program.ask("erase", {"words": ["cake"]}).data[0]["prompt"] == "a cat on a beach"
+    program.ask("generate", CAT, 7, 3, 4.0, 64, 64)
+    erased = program.ask("erase", {"box": [0, 0, 16, 16]})
     larger = picture(program.ask("extend", 0, 0, 32, 0))
     assert larger.shape == (64, 96, 3) and np.array_equal(larger[:, :64], picture(erased))
     program.refused("input", "erase", {})

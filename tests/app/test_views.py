@@ -85,6 +85,14 @@ def test_the_mask_of_a_part_lies_where_the_part_is():
     assert told.shape == (1280, 2560) and (told > 0).sum() == 640 * 320 and told[700, 1300] == 255
 
 
+def test_a_part_is_shown_in_its_picture():
+    url = views.part((2560, 1280), (640, 0, 1280, 640))
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
+    assert shown.shape == (640, 1280, 4)
+    assert not shown[100, 400, 3] and shown[100, 100].tolist() == [0, 0, 0, 120] == shown[500, 400].tolist()
+    assert shown[100, 320].tolist() == shown[100, 639].tolist() == [*views.TINT, 255]
+
+
 def test_a_region_of_little_confidence_is_hatched():
     grid = np.zeros((8, 8), bool)
     grid[1:7, 1:7] = True

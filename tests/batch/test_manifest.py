@@ -50,7 +50,7 @@ MODEL_FAULTS = {
     "truncated": (lambda folder: os.truncate(folder / UNET, 1000), "truncated"),
     "LFS pointer": (lambda folder: (folder / UNET).write_text("version https://git-lfs.github.com/spec/v1\n"), "LFS"),
     "NaN": (no_numbers, "conv_in.weight", "NaN"),
-    "SDXL": (told_as("StableDiffusionXLPipeline"), "Stable Diffusion XL"),
+    "Kolors": (told_as("KolorsPipeline"), "Kolors"),
     "a pickle": (lambda folder: torch.save(os.mkdir, (folder / UNET).with_suffix(".bin")) or (folder / UNET).unlink(),
                  "run code"),
 }  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_row_of_the_table(bench, monkeypatch):
 def test_a_report_from_end_to_end(monkeypatch):
     """All that a GPU would run but its kernels, its clock and its name; ready for JSON."""
     monkeypatch.setattr(cuda_speed, "BATCHES", (1, 2))
-    monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
+    monkeypatch.setattr(workload, "random_pipeline", lambda *_, **__: build_pipeline("sd15"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a stand-in")
     monkeypatch.setattr(torch, "compile", lambda part, mode: part)
     monkeypatch.setattr(dense_search, "NUM_ROUNDS", 1)
@@ -104,7 +104,7 @@ def test_a_report_from_end_to_end(monkeypatch):
 @pytest.mark.slow
 def test_an_interrupt_keeps_the_masks_that_were_measured(monkeypatch):
     monkeypatch.setattr(cuda_speed, "BATCHES", (1,))
-    monkeypatch.setattr(workload, "random_pipeline", lambda *_: build_pipeline("sd15"))
+    monkeypatch.setattr(workload, "random_pipeline", lambda *_, **__: build_pipeline("sd15"))
     measure = cuda_speed.GraphBenchmark.measure_mask
     masks = iter([measure])
 

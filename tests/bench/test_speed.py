@@ -9,6 +9,7 @@ from benchmarks.schedules import CLOSE, FAST, SCHEDULES, SHALLOW
 from benchmarks.settings import FidelitySettings
 from fisedit.bench import dense_search, speed
 from fisedit.bench.settings import SpeedSettings
+from fisedit.models.families import family
 from fisedit.values import Quality
 from tests.support import runtimes
 
@@ -21,6 +22,16 @@ def test_torch_counts_the_same_multiply_accumulates(dtype):
     report = speed.measure_edit_speed(SpeedSettings(dtype=dtype, baseline=False, **SMALL))
     for row in (report["dense"], *report["rows"]):
         assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.005)
+
+
+def test_a_family_with_random_weights_is_measured_by_its_name(pipelines, tmp_path, monkeypatch):
+    """Tiny configurations stand for Stable Diffusion XL's."""
+    pipelines["sdxl"].save_pretrained(tmp_path / "sdxl")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
+    report = speed.measure_edit_speed(SpeedSettings(dtype="fp32", baseline=False, **SMALL | {"model": "sdxl"}))
+    for row in (report["dense"], *report["rows"]):
+        assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.01)
+    assert report["settings"]["model"] == "SDXL architecture, random weights" and speed.RANDOM_NOTE in report["notes"]
 
 
 def test_the_verb_writes_what_it_prints(fisedit, tmp_path, monkeypatch):

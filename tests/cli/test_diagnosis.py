@@ -13,7 +13,10 @@ from fisedit.diagnosis import plan as planning
 SMALL = ("--num-inference-steps", "2", "--width", "64", "--height", "64")
 
 
-def test_a_machine_is_measured_and_planned_for(fisedit, model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("shape", ["demo", "sdxl"])
+def test_a_machine_is_measured_and_planned_for(fisedit, pipelines, shape, tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    pipelines[shape].save_pretrained(model)
     monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path / "costs"))
     monkeypatch.setattr(calibration, "FEWEST", 1)
     words = ("calibrate", "--model", model, "--seconds", 0, "--size", 64)

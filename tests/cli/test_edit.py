@@ -87,6 +87,18 @@ class TestEdit:
         assert np.array_equal(np.asarray(new)[..., 3], np.asarray(picture)[..., 3])
         assert (tmp_path / "mine.png").read_bytes() == before
 
+    def test_a_picture_is_edited_by_stable_diffusion_xl(self, fisedit, pipelines, tmp_path):
+        pipelines["sdxl"].save_pretrained(tmp_path / "xl")
+        scene().save(tmp_path / "mine.png")
+        mask = Image.fromarray(np.kron(np.eye(4, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
+        mask.save(tmp_path / "mask.png")
+        words = ("--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png", "--output", "new.png", "--json")
+        run = fisedit("edit", "--picture", "mine.png", *words, "--model", "xl", *QUICK)
+        assert run.status == 0 and json.loads(run.out)["unet_evaluations_sparse"]
+        old, new = (np.asarray(Image.open(tmp_path / name).convert("RGB")) for name in ("mine.png", "new.png"))
+        outside = np.asarray(mask) == 0
+        assert np.array_equal(old[outside], new[outside]) and not np.array_equal(old, new)
+
     def test_without_a_caption(self, fisedit, model, tmp_path):
         scene().save(tmp_path / "mine.png")
         run = fisedit(*("edit", "--picture", "mine.png", "--prompt", "a dog", "--model", model, *QUICK, "--json"))

@@ -11,6 +11,7 @@ from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.resnet import ResnetBlock2D
 
 from fisedit.features.cache import FeatureOverlay
+from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops, tuning
@@ -18,8 +19,9 @@ from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import Step
 from tests.support import oracle
 from tests.support.edits import DOG, FP32, cells, check_pinned, config_of, latents, oracle_chain, record, replay
+from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
-from tests.support.pipelines import ALL_SCHEDULERS, SCHEDULERS, SHAPES, build_pipeline, with_scheduler
+from tests.support.pipelines import ALL_SCHEDULERS, DISTILLED, SCHEDULERS, SHAPES, build_pipeline, with_scheduler
 from tests.support.steps import StepEdit, rows
 
 TOLERANCE = 1e-4
@@ -59,6 +61,17 @@ def test_every_backend_equals_the_oracle_without_guidance(pipelines, shape, back
     assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("name", DISTILLED)
+def test_distilled_relatives_equal_the_oracle(name):
+    """With fewer layers, and with a middle block without attention or none; eagerly, and by captured steps."""
+    unet, grid = build_pipeline(name).unet, grids(13, 17)["blobs"]
+    case, executor = StepEdit(unet, grid), Executor(unet)
+    got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
+    assert torch.allclose(got, rows(case.oracle(unet), grid), atol=TOLERANCE, rtol=0)
+    captured = Case(unet, [grid])
+    captured.check(captured.begin(GraphExecutor(captured.executor)).step(0, captured.batch(), TIME))
+
+
 def test_blocks_with_plain_feed_forwards_and_scaled_sums_equal_the_oracle():
     unet, grid = build_pipeline("sd15").unet, grids(16, 16)["square"]
     torch.manual_seed(0)
@@ -76,7 +89,7 @@ def test_the_comparison_can_fail(pipelines):
     unet, grid = pipelines["sd15"].unet, grids(16, 16)["square"]
     case, executor = StepEdit(unet, grid), Executor(unet)
     got, _ = case.sparse(executor, make_row_plan(grid, executor.num_levels))
-    dense = unet(case.edited, case.timestep, case.texts[1])[0]
+    dense = unet(case.edited, case.timestep, **case.texts[1].unet_inputs)[0]
     assert not torch.allclose(got, rows(dense, grid), atol=10 * TOLERANCE, rtol=0)
 
 
@@ -93,9 +106,11 @@ def test_an_overlay_is_as_good_as_a_recording(pipelines, monkeypatch, name, few)
     got, _ = executor.run_sparse(
         again, case.timestep, case.texts[0], {}, FeatureOverlay(overlay, make_row_plan(second, executor.num_levels))
     )
-    base = oracle.record(unet, case.source, case.timestep, case.texts[0])
-    mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1], case.inside)
-    expected = oracle.mixed_forward(unet, mixed, again, case.timestep, case.texts[0], torch.from_numpy(second))
+    base = oracle.record(unet, case.source, case.timestep, case.texts[0].unet_inputs)
+    mixed = oracle.mix(unet, base, case.edited, case.timestep, case.texts[1].unet_inputs, case.inside)
+    expected = oracle.mixed_forward(
+        unet, mixed, again, case.timestep, case.texts[0].unet_inputs, torch.from_numpy(second)
+    )
     assert torch.allclose(got, rows(expected, second), atol=TOLERANCE, rtol=0)
 
 

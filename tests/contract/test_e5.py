@@ -8,6 +8,7 @@ from __future__ import annotations
 from threading import Thread
 
 import numpy as np
+import pytest
 import torch
 
 from fisedit import Editor
@@ -22,8 +23,9 @@ from tests.support.steps import StepEdit
 SQUARE = grids(16, 16)["square"]
 
 
-def test_steps_in_any_order_give_the_same(pipelines):
-    unet, grid = pipelines["sd15"].unet, grids(16, 16)["blobs"]
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_steps_in_any_order_give_the_same(pipelines, shape):
+    unet, grid = pipelines[shape].unet, grids(16, 16)["blobs"]
     executor = Executor(unet)
     plan = make_row_plan(grid, executor.num_levels)
     cases = [StepEdit(unet, grid, seed=seed) for seed in range(3)]
@@ -33,9 +35,10 @@ def test_steps_in_any_order_give_the_same(pipelines):
     assert not np.allclose(forwards[0], forwards[1])
 
 
-def test_two_editors_on_one_pipeline_take_turns(pipelines):
+@pytest.mark.parametrize("shape", ["shallow", "sdxl"])
+def test_two_editors_on_one_pipeline_take_turns(pipelines, shape):
     """One edits between the other's steps."""
-    pipe = pipelines["shallow"]
+    pipe = pipelines[shape]
     alone = [_session(Editor(pipe), seed, None) for seed in (1, 2)]
     other = Editor(pipe)
     other.generate(CAT, seed=2, num_inference_steps=3)

@@ -14,9 +14,10 @@ from tests.support.edits import BIRD, CAT, DOG, FP32, config_of, latents, oracle
 from tests.support.grids import grids
 
 
-def test_a_chain_of_edits_is_the_oracles_chain(pipelines):
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_a_chain_of_edits_is_the_oracles_chain(pipelines, shape):
     """An edit over an overlay reads the very maps that the mixed forward of the first edit had."""
-    pipe, at = pipelines["sd15"], grids(16, 16)
+    pipe, at = pipelines[shape], grids(16, 16)
     edits = [
         (DOG, at["square"], (1,) * 4),
         (BIRD, at["blobs"], (2, Step.DENSE, 0, 0)),

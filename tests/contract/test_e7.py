@@ -5,6 +5,7 @@ Single padded steps, and all that a batch may hold: tests/runners/test_cuda_grap
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fisedit import Editor
@@ -19,22 +20,24 @@ from tests.support.steps import StepEdit
 TOLERANCE = 1e-4
 
 
-def test_batches_of_edits_equal_one_by_one(pipelines):
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_batches_of_edits_equal_one_by_one(pipelines, shape):
     """Edits of one source with one mask, stacked along the batch."""
-    unet, grid = pipelines["sd15"].unet, grids(16, 16)["blobs"]
+    unet, grid = pipelines[shape].unet, grids(16, 16)["blobs"]
     case, executor = StepEdit(unet, grid, batch=4), Executor(unet)
     plan = make_row_plan(grid, executor.num_levels)
     together, _ = case.sparse(executor, plan)
     for i in range(4):
-        _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0, i : i + 1], {})
+        _, maps = executor.run_dense(case.source[i : i + 1], case.timestep, case.texts[0][i : i + 1], {})
         alone, _ = executor.run_sparse(
-            case.edited[i : i + 1], case.timestep, case.texts[1, i : i + 1], {}, FeatureOverlay(maps, plan)
+            case.edited[i : i + 1], case.timestep, case.texts[1][i : i + 1], {}, FeatureOverlay(maps, plan)
         )
         assert torch.allclose(together[i], alone[0], atol=TOLERANCE, rtol=0)
 
 
-def test_masks_of_any_size_in_one_padded_batch_equal_one_by_one(pipelines):
-    editor = Editor(pipelines["sd15"], graphs=True)
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_masks_of_any_size_in_one_padded_batch_equal_one_by_one(pipelines, shape):
+    editor = Editor(pipelines[shape], graphs=True)
     source = editor.generate(CAT, seed=7, num_inference_steps=3)
     masks = [grids(16, 16)[name] for name in ("one_cell", "blobs", "border")]
     together = editor.edit_many([DOG, BIRD, DOG], masks, growth=1)

@@ -16,12 +16,13 @@ from tests.support.pipelines import build_pipeline
 from tests.support.steps import StepEdit
 
 
-def test_the_model_is_left_as_it_was():
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_the_model_is_left_as_it_was(shape):
     """Also after an exception in the middle of a step."""
-    unet = build_pipeline("sd15").unet
+    unet = build_pipeline(shape).unet
     keys, weights = list(unet.state_dict()), {k: v.clone() for k, v in unet.state_dict().items()}
     case, executor = StepEdit(unet, grids(16, 16)["square"]), Executor(unet)
-    dense = unet(case.source, case.timestep, case.texts[0])[0]
+    dense = unet(case.source, case.timestep, **case.texts[0].unet_inputs)[0]
     case.sparse(executor, make_row_plan(grids(16, 16)["square"], executor.num_levels))
 
     def burst(*_):
@@ -35,4 +36,4 @@ def test_the_model_is_left_as_it_was():
     assert not any("forward" in vars(module) for module in unet.modules())
     assert list(unet.state_dict()) == keys
     assert all(torch.equal(unet.state_dict()[k], v) for k, v in weights.items())
-    assert torch.equal(unet(case.source, case.timestep, case.texts[0])[0], dense)
+    assert torch.equal(unet(case.source, case.timestep, **case.texts[0].unet_inputs)[0], dense)

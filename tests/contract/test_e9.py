@@ -5,6 +5,7 @@ What is reported against it: tests/bench/ and tests/benchmarks/.
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fisedit.sampling import denoise
@@ -26,9 +27,10 @@ from tests.support.edits import (
 from tests.support.grids import grids
 
 
-def test_a_pinned_recording_is_the_dense_blended_edit(pipelines):
+@pytest.mark.parametrize("shape", ["demo", "sdxl"])
+def test_a_pinned_recording_is_the_dense_blended_edit(pipelines, shape):
     """It is what fallbacks with something protected run."""
-    pipe, grid = pipelines["demo"], grids(16, 16)["blobs"]
+    pipe, grid = pipelines[shape], grids(16, 16)["blobs"]
     engine, config = Engine(pipe), config_of()
     source = record(engine, config)
     with torch.inference_mode():

@@ -14,12 +14,13 @@ from fisedit.decoder.decode import decode, decode_sparse
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.sites import num_levels, unet_sites
-from fisedit.models import random_init
+from fisedit.models.families.family import SD1
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import Quality, Step
+from tests.support.conditions import random_conditions
 from tests.support.edits import config_of
 from tests.support.grids import grids
 from tests.support.macs import counted, time_macs
@@ -36,11 +37,11 @@ class Evaluation:
         self.unet, self.batch, self.executor = unet, batch, Executor(unet)
         make = torch.Generator().manual_seed(0)
         self.latents = torch.randn(batch, 4, HEIGHT, WIDTH, generator=make)
-        self.text = torch.randn(batch, 11, unet.config.cross_attention_dim, generator=make)
+        self.text = random_conditions(unet, batch, make)
         self.sizes = make_row_plan(np.ones((HEIGHT, WIDTH), bool), self.executor.num_levels).rows
 
     def dense(self):
-        return self.unet(self.latents, torch.tensor(500), self.text)
+        return self.unet(self.latents, torch.tensor(500), **self.text.unet_inputs)
 
     def sparse(self, plan, text_cache):
         with torch.no_grad():
@@ -93,7 +94,10 @@ def test_a_shallow_step_costs_what_torch_counts(pipelines, shape):
 
     sites = [site for site in step.executor.sites if entry.runs(site.name)]
     embedding, last = unet.time_embedding, unet.up_blocks[-1].resnets[-1]
-    layers = embedding.linear_1, embedding.linear_2, last.time_emb_proj
+    added = (
+        [] if unet.config.addition_embed_type is None else [unet.add_embedding.linear_1, unet.add_embedding.linear_2]
+    )
+    layers = embedding.linear_1, embedding.linear_2, *added, last.time_emb_proj
     time = 2 * sum(layer.weight.numel() for layer in layers)
     assert counted(run) == unet_macs(sites, plan.rows, step.sizes, 2, 11) + time
 
@@ -114,7 +118,7 @@ def test_a_boxed_decode_costs_what_torch_counts(pipelines, name):
 
 def test_what_a_step_takes_at_least_on_each_device():
     """On a GPU an estimate: the floor that is hoped for, at a third of the chip's peak, less what a step computes."""
-    config = UNet2DConditionModel.load_config(random_init._SD15 / "unet")
+    config = UNet2DConditionModel.load_config(SD1.configs / "unet")
     with torch.device("meta"):
         executor = Executor(UNet2DConditionModel.from_config(config))
     grid, sizes = square_mask(0.05, 64), tuple(4**level * 64 for level in reversed(range(4)))

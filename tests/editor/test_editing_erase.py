@@ -106,14 +106,63 @@ def test_it_keeps_what_is_outside_and_the_prompt(editor):
     editor.undo()
     assert not same(editor.erase(Region.mask(SQUARE), seed=3), result)
     editor.undo()
-    words = editor.erase(Region.words("cake"))
-    assert words.mask.grid.any() and not words.mask.grid.all()
-    editor.undo()
     told = editor.erase(Region.mask(SQUARE), prompt="a cat on a beach")
     assert told.prompt == "a cat on a beach" and same(told, result)  # both read that there is a beach
     editor.undo()
     told = editor.erase(Region.mask(SQUARE), prompt="a cat and a hat on a beach")
     assert not same(told, result)
+
+
+def test_the_prompt_no_longer_names_what_went(editor, tmp_path):
+    """By words, and where a mask covers a thing; what is painted is the same, and so are later edits, made again."""
+    words = editor.erase(Region.words("cake"))
+    assert words.prompt == "a cat on a beach" and words.run.erases and str(words.diff) == "- and a cake"
+    assert "the prompt no longer names what was erased: cake" in words.stats.notes
+    source = editor.undo()
+    told = editor.erase(Region.words("cake"), prompt=CAT)
+    assert told.prompt == CAT and same(told, words)
+    editor.checkout(source.id)
+    cat = editor.preview(DOG).mask.grid
+    result = editor.erase(Region.mask(dilate(cat, 1)))
+    assert result.prompt == "a cake on a beach"
+    over = editor.edit("a cake and a hat on a beach", mask=SQUARE)
+    editor.undo()
+    editor._trajectory_cache.drop([result.id])
+    assert same(editor.edit("a cake and a hat on a beach", mask=SQUARE), over)
+    editor.write(tmp_path / "over.png")
+    remade = Editor.remake(Image.open(tmp_path / "over.png"), local_files_only=True)
+    assert same(remade.current, over) and remade.history[1].prompt == "a cake on a beach"
+    changed = Editor.remake(
+        Image.open(tmp_path / "over.png"), changes={"num_inference_steps": 5}, local_files_only=True
+    )
+    assert [each.prompt for each in changed.history] == [each.prompt for each in remade.history]
+
+
+def test_the_prompt_stays_where_no_thing_went(editor):
+    """Half of a thing, or nothing that the prompt names."""
+    source = editor.current
+    half = editor.preview(DOG).mask.grid.copy()
+    half[:, np.flatnonzero(half.any(0)).mean().astype(int) :] = False
+    for grid in (half, ~dilate(editor.preview("a cat and a cake on a beach, red", words=["cat", "cake"]).mask.grid, 1)):
+        assert grid.any() and editor.erase(Region.mask(grid)).prompt == CAT
+        editor.checkout(source.id)
+
+
+def test_a_prompt_of_which_nothing_is_left(editor, tmp_path):
+    editor.generate("a cat", seed=7, num_inference_steps=6, width=128, height=128)
+    erased = editor.erase(Region.words("cat").grow(1))
+    assert erased.prompt == "" and erased.run.erases and erased.stats.fallback == ""
+    editor.write(tmp_path / "erased.png")
+    editor.save(tmp_path / "session")
+    for remade in (
+        Editor.remake(Image.open(tmp_path / "erased.png"), local_files_only=True),
+        Editor.resume(tmp_path / "session", local_files_only=True),
+    ):
+        assert same(remade.current, erased) and remade.current.prompt == ""
+    over = editor.edit("a dog", mask=SQUARE)
+    editor.undo()
+    editor._trajectory_cache.drop([erased.id])
+    assert same(editor.edit("a dog", mask=SQUARE), over)
 
 
 def test_words_that_remove_a_thing_erase_it(editor):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionInpaintPipeline
+from diffusers import StableDiffusionInpaintPipeline, StableDiffusionXLInpaintPipeline
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
@@ -18,12 +18,13 @@ from tests.support import oracle
 from tests.support.edits import CAT, DOG, as_oracle, check_outside, same, trajectory
 from tests.support.grids import grids
 from tests.support.inpainting import inpainting, reading
+from tests.support.pipelines import assembled
 
 QUICK = {"seed": 7, "num_inference_steps": 3, "width": 128, "height": 128}
 GRIDS = grids(16, 16)
 
 
-@pytest.fixture(params=["sd15", "demo"])
+@pytest.fixture(params=["sd15", "demo", "sdxl"])
 def pipe(request, pipelines):
     return inpainting(pipelines[request.param])
 
@@ -44,8 +45,8 @@ def expected_inputs(pipe, image, grid):
 
 def of_diffusers(pipe, config, image, grid):
     """Latents after every step [N, 4, h, w] of diffusers' inpainting pipeline."""
-    own = StableDiffusionInpaintPipeline(**pipe.components, requires_safety_checker=False)
-    own.set_progress_bar_config(disable=True)
+    kind = StableDiffusionXLInpaintPipeline if "text_encoder_2" in pipe.components else StableDiffusionInpaintPipeline
+    own = assembled(pipe, kind)
     path, shape = [], (1, 4, config.height // 8, config.width // 8)
     own(
         config.prompt,

@@ -90,7 +90,7 @@ def test_every_row_attends_to_the_text_of_its_region(pipelines, growth):
     with oracle._around_calls(pipe.unet, lambda i: oracle.recording(pipe.unet, maps[i])):
         before = oracle.dense_generate(pipe, as_oracle(config)).latents
     active, encode = torch.from_numpy(dilate(grid, growth)), pipe.encode_prompt
-    unconditional, conditional = (torch.cat([text[i : i + 1] for text in texts], 1) for i in (0, 1))
+    unconditional, conditional = (torch.cat([text.text[i : i + 1] for text in texts], 1) for i in (0, 1))
 
     @contextmanager
     def mixed(i):

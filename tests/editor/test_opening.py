@@ -37,7 +37,7 @@ def opened(editor, picture, **options):
 
 class TestInversion:
     @pytest.mark.sweep(1)
-    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "sdxl"])  # of which diffusers has none
     @pytest.mark.parametrize(("steps", "size"), [(3, (128, 128)), (7, (136, 104))])
     def test_the_path_is_that_of_diffedit(self, pipelines, shape, steps, size):
         """diffusers' own pipeline, from the same clean latents, its UNet told the time that its latents have."""

@@ -10,7 +10,7 @@ from fisedit.features.cache import StepFeatures
 from fisedit.features.codec import CACHE_DTYPES, FeatureEncoding, tensors_of
 from fisedit.features.record_size import RecordSize
 from fisedit.features.sites import unet_sites
-from fisedit.models import random_init
+from fisedit.models.families.family import SD1
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import mask_queries
 from tests.support.edits import config_of, record
@@ -44,7 +44,7 @@ def test_a_step_and_an_overlay_take_what_is_counted(pipelines):
 def test_of_stable_diffusion_a_step_takes_at_most_95_megabytes_and_60_in_4_bits():
     """With the queries of masks on two fifths of the steps, in a byte or half of one."""
     with torch.device("meta"):
-        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(random_init._SD15 / "unet"))
+        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet"))
     sites = unet_sites(unet)
     for name, limit in (("int8", 95e6), ("int4", 60e6)):
         size = RecordSize(sites, SD15, 2, 2, CACHE_DTYPES[name])

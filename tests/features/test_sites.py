@@ -33,7 +33,7 @@ def put(unet, name, module):
 def refused(unet, *words):
     with pytest.raises(UnsupportedModuleError) as caught:
         unet_sites(unet)
-    assert all(word in str(caught.value) for word in (*words, "Stable Diffusion 1.x or 2.x")), caught.value
+    assert all(word in str(caught.value) for word in (*words, "Stable Diffusion 1.x, 2.x or XL")), caught.value
 
 
 def test_a_block_of_another_class(unet):

@@ -53,6 +53,20 @@ def levels(region: Region, scope: Scope | None = None) -> np.ndarray:
     return region.bind(CANVAS).resolve(scope or Scope()).levels
 
 
+def test_words_without_confidence_leave_it_to_marks():
+    mark = Region.box(0, 0, 16, 16)
+    alone, sure = levels(mark), Scope()
+    both = levels(mark | Region.words())
+    assert both.any() and not np.array_equal(both, alone)
+    assert np.array_equal(levels(Region.words().unless_unsure() | mark, sure), both) and sure.asked
+    unsure = Region.words().grow(1).unless_unsure(0.95)
+    assert np.array_equal(levels(unsure | mark), alone)
+    found = (unsure | mark).bind(CANVAS).resolve(Scope())
+    assert found.mask.source is MaskSource.GIVEN and not found.reason
+    assert "confidence of 0.90" in unsure.bind(CANVAS).resolve(Scope()).reason
+    assert np.array_equal(levels(mark.unless_unsure(1)), alone)  # a mask needs none
+
+
 def given_levels(values: np.ndarray) -> Region:
     return Region.mask(np.kron(values, np.ones((8, 8), np.uint8)), soft=True)
 

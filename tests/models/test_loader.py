@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
@@ -20,11 +21,13 @@ from fisedit import Editor
 from fisedit.errors import FisEditError, InputError, ModelError, NumericsError
 from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.models import loader, paths
+from fisedit.models.families import family
+from fisedit.sampling.engine import Engine
+from tests.support.edits import check_outside, config_of
 from tests.support.inpainting import inpainting
-from tests.support.pipelines import build_pipeline
+from tests.support.pipelines import DISTILLED, build_pipeline
 from tests.support.single_file import save_single_file
 
-PARTS = ("unet", "vae", "text_encoder")
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
 
@@ -43,7 +46,8 @@ def cut(path: Path, keep: float = 0.5) -> None:
 
 
 def same_weights(one: StableDiffusionPipeline, other: StableDiffusionPipeline) -> bool:
-    pairs = [(getattr(one, part).state_dict(), getattr(other, part).state_dict()) for part in PARTS]
+    parts = [part for part in one.components if part in family.SDXL.parts]
+    pairs = [(one.components[part].state_dict(), other.components[part].state_dict()) for part in parts]
     return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
 
 
@@ -109,10 +113,20 @@ def test_loading_takes_no_second_copy_of_the_weights(pipelines, folder, model):
     assert len(done.stdout.splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd2", "shallow"])
+@pytest.mark.parametrize("name", ["sd15", "sd2", "shallow", "sdxl"])
 def test_every_shape_loads(pipelines, name, tmp_path):
     pipelines[name].save_pretrained(tmp_path)
     assert same_weights(loader.load(str(tmp_path), dtype=torch.float32), pipelines[name])
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_distilled_relatives_load_and_edit(name, tmp_path):
+    pipe = build_pipeline(name)
+    pipe.save_pretrained(tmp_path)
+    editor = Editor(loader.load(tmp_path, dtype="fp32"))
+    assert same_weights(editor.pipe, pipe)
+    source = editor.generate("a cat", num_inference_steps=2, width=128, height=128)
+    check_outside(editor, editor.edit("a dog", mask=np.pad(np.ones((4, 4), bool), 6), growth=1), source)
 
 
 def test_an_fp16_variant_loads(pipelines, tmp_path):
@@ -156,8 +170,8 @@ def test_names_of_older_releases_load(pipelines, folder):
 
 
 def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
-    pipelines["sd15"].save_pretrained(tmp_path / "config")
-    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    pipelines["sd15"].save_pretrained(tmp_path / "sd15")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
     path = save_single_file(pipelines["sd15"], tmp_path / "model.safetensors")
     assert same_weights(loader.load(path, dtype="fp32"), pipelines["sd15"])
     tensors = load_file(path)
@@ -167,8 +181,8 @@ def test_one_file_loads_exactly(pipelines, tmp_path, monkeypatch):
 
 
 def test_one_file_of_the_1_family_predicts_what_its_yaml_says(pipelines, tmp_path, monkeypatch):
-    pipelines["sd15"].save_pretrained(tmp_path / "config")
-    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    pipelines["sd15"].save_pretrained(tmp_path / "sd15")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
     path = save_single_file(pipelines["sd15"], tmp_path / "model.safetensors")
     side = pipelines["sd15"].unet.config.sample_size
     path.with_suffix(".yaml").write_text('model:\n  params:\n    parameterization: "v"\n')
@@ -181,8 +195,8 @@ def test_one_file_of_the_1_family_predicts_what_its_yaml_says(pipelines, tmp_pat
 @pytest.fixture
 def one_file(pipelines, tmp_path, monkeypatch) -> Callable[..., Path]:
     """Saves the tiny model as one file, whose tensors are changed."""
-    pipelines["sd15"].save_pretrained(tmp_path / "config")
-    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    pipelines["sd15"].save_pretrained(tmp_path / "sd15")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
     tensors = load_file(save_single_file(pipelines["sd15"], tmp_path / "whole.safetensors"))
 
     def save(change=lambda tensors: tensors, *, metadata=None, name="model.SafeTensors") -> Path:
@@ -207,10 +221,10 @@ def test_one_file_without_its_autoencoder_takes_another(pipelines, one_file):
     refused(path, "model.SafeTensors lacks its VAE", "give one as vae=")
     loaded = loader.load(path, vae=vae, dtype="fp32")
     assert same_weights(loaded, pipelines["sd15"]) and loaded.notes == ()
-    shutil.rmtree(loader._SD15 / "vae")
-    refused(loader._SD15, "lacks vae/config.json")
-    edit_json(loader._SD15 / "model_index.json", vae=[None, None])
-    refused(loader._SD15, "lacks its VAE", "give one as vae=")
+    shutil.rmtree(family.SD1.configs / "vae")
+    refused(family.SD1.configs, "lacks vae/config.json")
+    edit_json(family.SD1.configs / "model_index.json", vae=[None, None])
+    refused(family.SD1.configs, "lacks its VAE", "give one as vae=")
 
 
 TELLS_V = {"modelspec.prediction_type": "v"}
@@ -321,8 +335,8 @@ def test_a_schedulers_configuration_that_cannot_be_used(folder):
 
 def test_inpainting_models_load_exactly(pipelines, tmp_path, monkeypatch):
     pipe = inpainting(pipelines["sd15"])
-    pipelines["sd15"].save_pretrained(tmp_path / "config")
-    monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
+    pipelines["sd15"].save_pretrained(tmp_path / "sd15")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
     assert same_weights(loader.load(save_single_file(pipe, tmp_path / "model.safetensors"), dtype="fp32"), pipe)
     pipe.save_pretrained(tmp_path / "folder")
     edit_json(tmp_path / "folder/model_index.json", _class_name="StableDiffusionInpaintPipeline")
@@ -336,34 +350,115 @@ def test_inpainting_models_load_exactly(pipelines, tmp_path, monkeypatch):
 )
 def test_one_file_of_the_2_family_loads_exactly_with_its_yaml(pipelines, tmp_path, monkeypatch, text, prediction, side):
     pipe = pipelines["sd2"]
-    pipe.save_pretrained(tmp_path / "config")
-    (tmp_path / "config" / "tokenizer").rename(tmp_path / "tokenizer")
-    for name, folder in (("_SD2", tmp_path / "config"), ("_SD15", tmp_path)):
-        monkeypatch.setattr(loader, name, folder)
+    pipe.save_pretrained(tmp_path / "sd2")
+    (tmp_path / "sd15").mkdir()
+    (tmp_path / "sd2" / "tokenizer").rename(tmp_path / "sd15" / "tokenizer")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
     path = save_single_file(pipe, tmp_path / "model.safetensors", sd2=True)
     refused(path, "does not tell its prediction type; put its model.yaml beside it")
     path.with_suffix(".yaml").write_text(text)
     loaded = loader.load(path, dtype="fp32")
     assert same_weights(loaded, pipe) and loaded.tokenizer.pad_token == "!"
     assert (loaded.scheduler.config.prediction_type, loaded.unet.config.sample_size) == (prediction, side)
-    assert loader.config_folder(path) == tmp_path / "config"
+    assert loader.config_folder(path) == tmp_path / "sd2"
+
+
+@pytest.fixture
+def xl_file(pipelines, tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Saves tiny Stable Diffusion XL as one file, with more tensors."""
+    pipelines["sdxl"].save_pretrained(tmp_path / "sdxl")
+    monkeypatch.setattr(family, "CONFIGS", tmp_path)
+    tensors = load_file(save_single_file(pipelines["sdxl"], tmp_path / "whole.safetensors"))
+
+    def save(*, metadata=None, **more: torch.Tensor) -> Path:
+        save_file(tensors | more, tmp_path / "model.safetensors", metadata)
+        return tmp_path / "model.safetensors"
+
+    return save
+
+
+def test_one_file_of_xl_loads_exactly(pipelines, xl_file, tmp_path):
+    """Made with clip skip 2, as web UIs call what XL reads anyway; its conditions are those of the folder."""
+    path = xl_file(metadata={"modelspec.encoder_layer": "2"})
+    loaded, config = loader.load(path, dtype="fp32"), config_of(negative_prompt="a dog")
+    assert same_weights(loaded, pipelines["sdxl"]) and loaded.notes == ()
+    assert loader.config_folder(path) == tmp_path / "sdxl"
+    with torch.no_grad():
+        ours, theirs = (Engine(pipe).encode(config) for pipe in (loaded, pipelines["sdxl"]))
+    assert torch.equal(ours.key, theirs.key)
+
+
+def test_one_file_of_xl_that_is_marked_predicts_velocity_from_zero_terminal_snr(xl_file):
+    scheduler = loader.load(xl_file(v_pred=torch.empty(0), ztsnr=torch.empty(0)), dtype="fp32").scheduler.config
+    assert scheduler.prediction_type == "v_prediction" and scheduler.rescale_betas_zero_snr
+
+
+def test_an_autoencoder_of_xl_is_in_fp32_where_fp16_overflows(pipelines, tmp_path, monkeypatch):
+    """As its configuration says; of the others, and in bf16, it is in the model's own dtype."""
+    monkeypatch.setattr(loader, "choose_dtype", lambda dtype, _: getattr(torch, dtype))
+    for name, upcast, dtype, found in (
+        ("sdxl", True, "float16", torch.float32),
+        ("sdxl", False, "float16", torch.float16),
+        ("sdxl", True, "bfloat16", torch.bfloat16),
+        ("demo", True, "float16", torch.float16),
+    ):
+        folder = tmp_path / f"{name} {upcast}"
+        if not folder.exists():
+            pipelines[name].save_pretrained(folder)
+        edit_json(folder / "vae/config.json", force_upcast=upcast)
+        loaded = loader.load(folder, dtype=dtype)
+        assert (loaded.unet.dtype, loaded.vae.dtype) == (getattr(torch, dtype), found)
+        if dtype == "float16":
+            assert loader.load(folder, dtype=dtype, vae=folder).vae.dtype == found
+
+
+def test_xl_folders_that_are_others_are_named(pipelines, tmp_path):
+    pipelines["sdxl"].save_pretrained(tmp_path)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    for changes, words in (
+        ({"text_encoder": [None, None]}, "Stable Diffusion XL's refiner"),
+        ({"scheduler": ["diffusers", "EDMDPMSolverMultistepScheduler"]}, "Playground v2.5"),
+        ({"text_encoder_2": [None, None]}, "lacks its second text encoder"),
+    ):
+        (tmp_path / "model_index.json").write_text(json.dumps(index | changes))
+        refused(tmp_path, words)
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"force_zeros_for_empty_prompt": False}))
+    assert not loader.load(tmp_path, dtype="fp32").config.force_zeros_for_empty_prompt
+    edit_json(tmp_path / "vae/config.json", scaling_factor=0.18215)
+    refused(tmp_path, "the VAE scales latents by 0.18215, the model's by 0.13025")
+    edit_json(tmp_path / "vae/config.json", scaling_factor=0.5, latents_mean=[0.0] * 4)
+    refused(tmp_path, "latents_mean")
+    edit_json(tmp_path / "vae/config.json", latents_mean=None)
+    edit_json(tmp_path / "text_encoder_2/config.json", projection_dim=21)
+    refused(tmp_path, "the UNet adds conditions of width 68, the second text encoder and 6 sizes have 69")
+    edit_json(tmp_path / "text_encoder_2/config.json", hidden_size=40)
+    refused(tmp_path, "the UNet reads text of width 56, the text encoders write 64")
 
 
 @pytest.mark.parametrize(
-    ("family", "counts"),
+    ("kind", "counts"),
     [
-        ("_SD15", {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}),
-        ("_SD2", {"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840}),
+        (family.SD1, {"unet": 859_520_964, "vae": 83_653_863, "text_encoder": 123_060_480}),
+        (family.SD2, {"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840}),
+        (
+            family.SDXL,
+            {
+                "unet": 2_567_463_684,
+                "vae": 83_653_863,
+                "text_encoder": 123_060_480,
+                "text_encoder_2": 694_659_840,
+            },
+        ),
     ],
 )
-def test_the_shipped_configurations_are_stable_diffusions(family, counts):
+def test_the_shipped_configurations_are_stable_diffusions(kind, counts):
     for part, parameters in counts.items():
-        shapes = loader._expected(part, getattr(loader, family))
+        shapes = loader._expected(part, kind.configs)
         assert sum(torch.Size(shape).numel() for shape in shapes.values()) == parameters
 
 
 def test_the_shipped_vocabulary_is_clips():
-    tokenizer = loader._load_tokenizer(loader._SD15 / "tokenizer")
+    tokenizer = loader._load_tokenizer(family.SD1.configs / "tokenizer")
     assert len(tokenizer) == 49408
     assert tokenizer("A cat, and a cake on a beach").input_ids == [
         *(49406, 320, 2368, 267, 537, 320, 2972, 525, 320, 2117, 49407)
@@ -390,9 +485,9 @@ class TestTheHub:
         asked: list[tuple[object, ...]] = []
         (folder / UNET).unlink()
         refused("owner/model", "owner/model on the hub", ".safetensors", "pickled")
-        edit_json(folder / "model_index.json", _class_name="StableDiffusionXLPipeline")
+        edit_json(folder / "model_index.json", _class_name="KolorsPipeline")
         asked.clear()
-        refused("owner/model", "Stable Diffusion XL")
+        refused("owner/model", "Kolors")
         assert len(asked) == 1
 
 
@@ -434,7 +529,8 @@ class TestRefusedBeforeWeights:
     @pytest.mark.parametrize(
         ("name", "called"),
         [
-            ("StableDiffusionXLPipeline", "Stable Diffusion XL"),
+            ("StableDiffusionXLInstructPix2PixPipeline", "InstructPix2Pix of Stable Diffusion XL"),
+            ("KolorsPipeline", "Kolors"),
             ("StableDiffusion3Pipeline", "Stable Diffusion 3"),
             ("FluxPipeline", "Flux"),
             ("StableDiffusionDepth2ImgPipeline", "a depth model"),
@@ -444,7 +540,7 @@ class TestRefusedBeforeWeights:
     )
     def test_another_pipeline(self, folder, name, called):
         edit_json(folder / "model_index.json", _class_name=name)
-        refused(folder, called, "Stable Diffusion 1.x or 2.x")
+        refused(folder, called, "Stable Diffusion 1.x, 2.x or XL")
 
     @pytest.mark.parametrize(
         ("part", "named"),
@@ -528,7 +624,9 @@ class TestRefusedBeforeWeights:
     @pytest.mark.parametrize(
         ("tensors", "called"),
         [
-            ({"conditioner.embedders.0.transformer.weight": ()}, "Stable Diffusion XL"),
+            ({"conditioner.embedders.0.model.ln_final.bias": ()}, "Stable Diffusion XL's refiner"),
+            ({"edm_mean": (), "conditioner.embedders.0.transformer.a": ()}, "Playground v2.5"),
+            ({"edm_vpred.sigma_max": (), "conditioner.embedders.0.transformer.a": ()}, "CosXL"),
             ({"model.diffusion_model.joint_blocks.0.x": ()}, "Stable Diffusion 3"),
             ({"model.diffusion_model.input_blocks.0.0.weight": (320, 5, 3, 3)}, "a depth model"),
             ({"lora_unet_down_blocks_0.lora_up.weight": ()}, "a LoRA"),
@@ -604,7 +702,7 @@ def test_a_tokenizer_cut_short(folder, pipelines):
     (folder / "tokenizer/tokenizer.json").unlink()
     refused(folder, "vocab.json")
     for name in ("vocab.json", "merges.txt"):
-        shutil.copy(loader._SD15 / "tokenizer" / name, folder / "tokenizer")
+        shutil.copy(family.SD1.configs / "tokenizer" / name, folder / "tokenizer")
     cut(folder / "tokenizer/merges.txt")
     refused(folder, "merges.txt", "truncated")
 
@@ -651,15 +749,15 @@ class TestAnotherAutoencoder:
     def test_one_file_of_either_kind(self, pipelines, tmp_path, monkeypatch):
         """The tiny shapes stand for Stable Diffusion's, whose configuration a file alone is read by."""
         other = build_pipeline("sd15", seed=1)
-        monkeypatch.setattr(loader, "_SD15", tmp_path / "other")
+        monkeypatch.setattr(family, "CONFIGS", tmp_path)
         pipelines["sd15"].save_pretrained(tmp_path / "model")
-        other.save_pretrained(tmp_path / "other")
+        other.save_pretrained(tmp_path / "sd15")
         whole = save_single_file(other, tmp_path / "whole.safetensors")
         tensors = {n.removeprefix("first_stage_model."): t for n, t in load_file(whole).items() if "first_stage" in n}
         save_file(tensors, tmp_path / "ldm.safetensors")
-        for file in (whole, tmp_path / "ldm.safetensors", tmp_path / "other/vae/diffusion_pytorch_model.safetensors"):
+        for file in (whole, tmp_path / "ldm.safetensors", tmp_path / "sd15/vae/diffusion_pytorch_model.safetensors"):
             assert same(loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu").vae, other.vae)
-        edit_json(tmp_path / "other/vae/config.json", scaling_factor=0.25)  # beside the last one
+        edit_json(tmp_path / "sd15/vae/config.json", scaling_factor=0.25)  # beside the last one
         loaded = loader.load(tmp_path / "model", vae=file, dtype="fp32", device="cpu")
         assert loaded.vae.config.scaling_factor == 0.25
 

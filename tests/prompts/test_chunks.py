@@ -72,7 +72,7 @@ def test_embeddings_of_a_long_prompt_are_compels(pipe):
     theirs = Compel(tokenizer=pipe.tokenizer, text_encoder=pipe.text_encoder, truncate_long_prompts=False)
     with torch.no_grad():
         expected = torch.cat(theirs.pad_conditioning_tensors_to_same_length([theirs("no snow"), theirs(LONG)]))
-        ours = Engine(pipe).encode(config_of(LONG, negative_prompt="no snow", guidance_scale=3.0))
+        ours = Engine(pipe).encode(config_of(LONG, negative_prompt="no snow", guidance_scale=3.0)).text
     assert ours.shape == (2, 154, pipe.text_encoder.config.hidden_size)
     assert torch.allclose(ours, expected, atol=1e-5)
 
@@ -98,7 +98,7 @@ def test_a_prompt_may_become_longer_than_a_chunk(pipe):
     got = latents(replay(engine, source, long, np.ones((16, 16), bool), (0,) * 4))
     config = config_of(long)
     with torch.no_grad():
-        negative, positive = engine.encode(config).chunk(2)
+        negative, positive = engine.encode(config).text.chunk(2)
         dense = pipe(
             prompt_embeds=positive,
             negative_prompt_embeds=negative,

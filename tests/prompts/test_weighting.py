@@ -102,8 +102,8 @@ def test_embeddings_are_compels_own(pipelines, shape, prompt, theirs):
     pipe = pipelines[shape]
     with torch.inference_mode():
         expected = Compel(pipe.tokenizer, pipe.text_encoder, truncate_long_prompts=False)(theirs)
-        got = Engine(pipe).encode(config_of(prompt, negative_prompt="a dog"))
-        negative = Engine(pipe).encode(config_of("a dog", negative_prompt=prompt))
+        got = Engine(pipe).encode(config_of(prompt, negative_prompt="a dog")).text
+        negative = Engine(pipe).encode(config_of("a dog", negative_prompt=prompt)).text
         dog, _ = pipe.encode_prompt("a dog", "cpu", 1, False)
     assert got.shape == (2, *expected.shape[1:])
     torch.testing.assert_close(got[1:], expected, rtol=0, atol=1e-6)
@@ -116,9 +116,9 @@ def test_without_weights_they_are_diffusers_own(pipelines, prompt):
     pipe = pipelines["sd15"]
     with torch.inference_mode():
         positive, negative = pipe.encode_prompt(prompt, "cpu", 1, True, "a dog")
-        assert torch.equal(Engine(pipe).encode(config_of("cat", negative_prompt=prompt))[:1], positive)
+        assert torch.equal(Engine(pipe).encode(config_of("cat", negative_prompt=prompt)).text[:1], positive)
         if prompt:
-            got = Engine(pipe).encode(config_of(prompt, negative_prompt="a dog"))
+            got = Engine(pipe).encode(config_of(prompt, negative_prompt="a dog")).text
             assert torch.equal(got, torch.cat([negative, positive]))
 
 
@@ -133,7 +133,7 @@ def test_without_weights_they_are_diffusers_own(pipelines, prompt):
 def test_weights_of_one_change_nothing(pipelines, prompt, same):
     pipe = pipelines["sd15"]
     with torch.inference_mode():
-        got = Engine(pipe).encode(config_of(prompt, guidance_scale=1.0))
+        got = Engine(pipe).encode(config_of(prompt, guidance_scale=1.0)).text
         assert torch.equal(got, pipe.encode_prompt(same, "cpu", 1, False)[0])
 
 
@@ -199,7 +199,7 @@ def test_the_same_words_and_weights_are_no_edit(pipelines):
 def test_syntax_takes_none_of_the_encoders_tokens(pipelines):
     engine = Engine(pipelines["shallow"])
     with torch.inference_mode():
-        lengths = [engine.encode(config_of("(big:1.01) " * count)).shape[1] for count in (75, 76)]
+        lengths = [engine.encode(config_of("(big:1.01) " * count)).text.shape[1] for count in (75, 76)]
     assert lengths == [77, 154]
 
 
@@ -208,9 +208,9 @@ def test_layers_are_left_out_as_diffusers_does(pipelines, skipped, monkeypatch):
     """Whose code looks for the norm where transformers 4 had it. The negative prompt has layers of its own."""
     pipe = pipelines["shallow"]
     with torch.no_grad():
-        ours = Engine(pipe).encode(config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped))
+        ours = Engine(pipe).encode(config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped)).text
         both = config_of(negative_prompt="snow", guidance_scale=3.0, clip_skip=skipped, negative_clip_skip=skipped)
-        as_web_uis = Engine(pipe).encode(both)
+        as_web_uis = Engine(pipe).encode(both).text
         model = SimpleNamespace(final_layer_norm=pipe.text_encoder.final_layer_norm)
         monkeypatch.setitem(vars(pipe.text_encoder), "text_model", model)
         prompt, negative = pipe.encode_prompt(CAT, "cpu", 1, True, "snow", clip_skip=skipped or None)
@@ -222,7 +222,7 @@ def test_weights_are_applied_to_what_fewer_layers_give(pipelines):
     pipe = pipelines["shallow"]
     with torch.no_grad():
         plain, weighted, all_layers = (
-            Engine(pipe).encode(config_of(text, guidance_scale=1.0, clip_skip=skipped))
+            Engine(pipe).encode(config_of(text, guidance_scale=1.0, clip_skip=skipped)).text
             for text, skipped in (("a cat", 1), ("a (cat:1.5)", 1), ("a (cat:1.5)", 0))
         )
     moved = (weighted - plain).abs().amax(-1)[0]

@@ -12,6 +12,7 @@ import torch
 from fisedit.errors import UnsupportedModuleError
 from fisedit.features.cache import FeatureOverlay, recorded_statistics
 from fisedit.features.sites import Role
+from fisedit.models.families.conditioning import interleaved
 from fisedit.runners import cuda_graphs
 from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.runners.static_rows import NORMS
@@ -19,6 +20,7 @@ from fisedit.sparse import packed_weights
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels import ops
 from fisedit.sparse_kernels.row_plan import make_row_plan
+from tests.support.conditions import random_conditions
 from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
 from tests.support.pipelines import build_pipeline
@@ -26,7 +28,7 @@ from tests.support.pipelines import build_pipeline
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24)}
+SIZES = {"sd15": (16, 16), "sd2": (13, 17), "shallow": (13, 17), "demo": (16, 24), "sdxl": (13, 17)}
 
 
 @pytest.mark.sweep(1)
@@ -47,10 +49,11 @@ def test_by_every_backend(pipelines, backend, name):
         case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))
 
 
-def test_edits_of_several_masks_in_one_batch(pipelines):
+@pytest.mark.parametrize("shape", ["sd15", "sdxl"])
+def test_edits_of_several_masks_in_one_batch(pipelines, shape):
     """E7: each as it would be alone, however much the others pad it."""
     names = ("one_cell", "everything", "blobs", "checkerboard")
-    case = Case(pipelines["sd15"].unet, [grids(16, 16)[name] for name in names])
+    case = Case(pipelines[shape].unet, [grids(16, 16)[name] for name in names])
     case.check(case.begin(GraphExecutor(case.executor)).step(0, case.batch(), TIME))
 
 
@@ -164,7 +167,7 @@ def test_packing_takes_no_more_memory(pipelines):
 
 def test_text_that_is_known_is_projected_once(pipelines):
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
-    graphs, known, text = GraphExecutor(case.executor), {}, case.texts.transpose(0, 1).flatten(0, 1)
+    graphs, known, text = GraphExecutor(case.executor), {}, interleaved(case.texts)
     edits = [graphs.begin(case.plans, {0: case.maps}, text, None, known) for _ in range(2)]
     assert len(known) == sum(site.role is Role.TEXT for site in case.executor.sites)
     before = dict(known)
@@ -190,7 +193,7 @@ def test_a_cuda_graph_is_the_engines_own_and_never_waits(backend):
     with ops.use(backend):
         executor, time = Executor(unet), torch.tensor(500, device="cuda")
         source, other = torch.randn(2, 2, 4, 16, 16, generator=make, device="cuda")
-        texts = torch.randn(2, 2, 11, unet.config.cross_attention_dim, generator=make, device="cuda")
+        texts = [random_conditions(unet, 2) for _ in range(2)]
         _, maps = executor.run_dense(source, time, texts[0], {})
         graphs, allocated = GraphExecutor(executor), []
         for mask in (grids(16, 16)[name] for name in ("square", "row")):

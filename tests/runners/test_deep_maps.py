@@ -22,7 +22,7 @@ from fisedit.values import Shallow, Step, with_shallow
 from tests.support import oracle
 from tests.support.edits import CAT, DOG, FP32, as_oracle, config_of, latents, record, replay, same, trajectory
 from tests.support.grids import grids
-from tests.support.pipelines import SHAPES, with_scheduler
+from tests.support.pipelines import SHAPES, build_pipeline, with_scheduler
 from tests.support.steps import StepEdit, rows
 
 SQUARE, EVERYWHERE = grids(16, 16)["square"], np.ones((16, 16), bool)
@@ -46,11 +46,11 @@ def entering(unet, change):
 
 
 @pytest.mark.usefixtures("no_grad")
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, "BK-SDM-Small"])
 @pytest.mark.parametrize("name", ["square", "noise", "everything"])
 def test_a_step_is_the_mixed_forward_over_a_given_map(pipelines, shape, name):
     """Whatever that map is: what lies before it is not computed."""
-    unet, grid = pipelines[shape].unet, grids(16, 16)[name]
+    unet, grid = (pipelines[shape] if shape in SHAPES else build_pipeline(shape)).unet, grids(16, 16)[name]
     case, executor = StepEdit(unet, grid), Executor(unet)
     plan = make_row_plan(grid, executor.num_levels)
     _, source = executor.run_dense(case.source, case.timestep, case.texts[0], {})
@@ -59,14 +59,14 @@ def test_a_step_is_the_mixed_forward_over_a_given_map(pipelines, shape, name):
     deep = torch.randn(recorded.shape, generator=torch.Generator().manual_seed(1))
     overlay.maps[entry.entry] = deep[:, plan.levels[0].active]
     got, overlay = executor.run_sparse(case.edited, case.timestep, case.texts[1], {}, overlay)
-    maps = oracle.record(unet, case.source, case.timestep, case.texts[0])
+    maps = oracle.record(unet, case.source, case.timestep, case.texts[0].unet_inputs)
 
     def given(feature_map):
         as_map = deep.transpose(1, 2).unflatten(2, grid.shape)
         return torch.where(case.inside, as_map, feature_map)
 
     with entering(unet, given):
-        expected = oracle.mixed_forward(unet, maps, case.edited, case.timestep, case.texts[1], case.inside)
+        expected = oracle.mixed_forward(unet, maps, case.edited, case.timestep, case.texts[1].unet_inputs, case.inside)
     assert oracle.deviation(got, rows(expected, grid)) <= 1e-4
     assert is_shallow(overlay) and not is_shallow(source)
     assert set(overlay.maps) == {site.name for site in executor.sites if site.name in source and entry.runs(site.name)}

@@ -236,7 +236,7 @@ def test_text_is_encoded_by_one_graph_bit_for_bit(pipelines, prompt):
     editors = [Editor(pipelines["sd15"], graphs=graphs) for graphs in (False, True)]
     config = editors[0].generate(CAT, **QUICK, negative_prompt=BIRD).config
     for text in (prompt, DOG, prompt):
-        expected, got = (e._engine.encode(_with(config, text)) for e in editors)
+        expected, got = (e._engine.encode(_with(config, text)).text for e in editors)
         assert torch.equal(expected, got)
     assert editors[1]._engine.graphs.cache.encoders.misses == 1
     assert editors[0]._engine.graphs.cache.encoders.misses == 0
@@ -246,7 +246,7 @@ def test_text_may_be_encoded_outside_inference_mode(pipelines):
     editor = Editor(pipelines["sd15"], graphs=True)
     config = editor.generate(CAT, **QUICK).config
     with torch.inference_mode(mode=False):
-        encoded = [editor._engine.encode(_with(config, prompt)) for prompt in (DOG, BIRD, DOG)]
+        encoded = [editor._engine.encode(_with(config, prompt)).text for prompt in (DOG, BIRD, DOG)]
     assert torch.equal(encoded[0], encoded[2]) and not torch.equal(encoded[0], encoded[1])
 
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fisedit.decoder.decode import DecoderCache, coarse_plan, decode
 from fisedit.decoder.tiles import boxes
 from fisedit.features.cache import StepFeatures
+from fisedit.models.families.conditioning import Conditioning, interleaved
 from fisedit.runners import captured_decode, graph_cache
 from fisedit.runners.captured_decode import CapturedDecoder
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor
@@ -78,7 +79,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     engine = Engine(pipe, Graphs(True))
     source, edit = on_meta(record(engine, config), waiting=waiting), replace(config, prompt=DOG)
     with torch.inference_mode():
-        text = engine.encode(edit).to(META)
+        text = Conditioning(engine.encode(edit).text.to(META))
     pipe.unet.to(META)
     watched = Watched()
     monkeypatch.setattr(LinearSampler, "raise_if_not_finite", lambda _: setattr(watched, "on", False))
@@ -137,7 +138,7 @@ def test_a_step_takes_no_memory(pipelines, monkeypatch, budget):
 
 
 def text_of(case):
-    return case.texts.transpose(0, 1).flatten(0, 1)
+    return interleaved(case.texts)
 
 
 @pytest.fixture

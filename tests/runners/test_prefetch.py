@@ -17,6 +17,7 @@ from fisedit.decoder import tiles as boxing
 from fisedit.errors import InputError
 from fisedit.features.cache import FeatureOverlay, StepFeatures
 from fisedit.features.sites import Role
+from fisedit.models.families.conditioning import interleaved
 from fisedit.models.loader import load
 from fisedit.runners import prefetch
 from fisedit.runners.cuda_graphs import GraphExecutor
@@ -181,7 +182,7 @@ class Steps:
         """Predictions of both steps, in order, and whether their features are resident."""
         graphs, text = (
             GraphExecutor(self.case.executor, quantised=quantised),
-            self.case.texts.transpose(0, 1).flatten(0, 1),
+            interleaved(self.case.texts),
         )
         edit = graphs.begin(self.case.plans, self.features, text, budget)
         return [edit.step(i, self.case.batch(), TIME).clone() for i in (0, 1)], edit.prefetcher.resident
@@ -273,7 +274,7 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
     for name in ("square", "blobs", "corner", "noise"):
         case = Case(source.executor.unet, [grids(8, 9)[name]])
         sizes = [(level.height, level.width) for level in case.plans[0].levels]
-        buffers = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, 11)
+        buffers = graphs.static_unet.buffers(choose_bucket(case.plans), sizes, 1, 2, case.texts[0])
         gather_index = graphs.feature_packer.gather_index(buffers, case.plans, 2, step)
         asked.clear()
         got = gather_index.gather(step)
@@ -292,7 +293,7 @@ def test_of_edits_on_edits_only_what_they_changed_is_put_together(pipelines, mon
 def test_features_in_host_memory_are_fetched_ahead(pipelines, order):
     """A budget too small for them changes nothing, in whatever order the steps come."""
     case = Case(pipelines["sd15"].unet, [grids(16, 16)["blobs"]])
-    steps, text = {}, case.texts.transpose(0, 1).flatten(0, 1)
+    steps, text = {}, interleaved(case.texts)
     for i in range(3):
         _, steps[i] = case.executor.run_dense(torch.randn_like(case.latents[0]), TIME, case.texts[0], {})
     graphs = GraphExecutor(case.executor)

@@ -27,7 +27,7 @@ def test_recording_is_the_dense_forward_itself(pipelines, shape):
     unet, grid = pipelines[shape].unet, grids(13, 17)["square"]
     case = StepEdit(unet, grid)
     got, _ = Executor(unet).run_dense(case.source, case.timestep, case.texts[0], {})
-    assert torch.allclose(got, unet(case.source, case.timestep, case.texts[0])[0], atol=1e-6, rtol=0)
+    assert torch.allclose(got, unet(case.source, case.timestep, **case.texts[0].unet_inputs)[0], atol=1e-6, rtol=0)
 
 
 def test_a_recorded_step_attends_as_it_was_told():
@@ -68,7 +68,7 @@ def test_what_skips_the_middle_is_recorded_once_and_read_whole():
         case, executor, inputs, hooks = StepEdit(unet, grids(13, 17)["square"]), Executor(unet), {}, []
         read = [site for site in executor.sites if site.role in (Role.NORM_HALO, Role.DOWN, Role.UP)]
         hooks += [s.module.register_forward_pre_hook(partial(keep_input, inputs, s.name)) for s in read]
-        unet(case.source, case.timestep, case.texts[0])
+        unet(case.source, case.timestep, **case.texts[0].unet_inputs)
         for hook in hooks:
             hook.remove()
         _, step = executor.run_dense(case.source, case.timestep, case.texts[0], {})

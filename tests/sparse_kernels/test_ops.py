@@ -365,13 +365,14 @@ def test_products_of_float32_by_onednn(rows, monkeypatch):
     conv, patches = nn.Conv2d(32, 256, 3).to(memory_format=torch.channels_last), torch.randn(2, rows, 288)
     found, key = [], id(linear.weight)
     with torch.inference_mode():
-        for free, wanted in ((0, "1"), (1 << 60, "0"), (1 << 60, "1")):
+        for free, wanted, is_packed in ((0, "", False), (1 << 60, "0", False), (1 << 60, "", True), (0, "1", True)):
+            prepacked._copies.pop(key, None)
             monkeypatch.setattr(prepacked, "available_bytes", lambda free=free: free)
             monkeypatch.setenv("FISEDIT_PACK", wanted)
             found.append(
                 [prepacked.linear(x, linear.weight, linear.bias), prepacked.linear(patches, conv.weight, None)]
             )
-            assert (key in prepacked._copies) is (free > 0 and wanted == "1")
+            assert (key in prepacked._copies) is is_packed
         dense = prepacked.dense_linear(x, linear.weight, linear.bias)
         expected = F.linear(x.double(), linear.weight.double(), linear.bias.double())
         assert torch.equal(dense, linear(x))

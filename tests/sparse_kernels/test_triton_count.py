@@ -17,7 +17,8 @@ from torch import is_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fisedit.models.random_init import _SD15
+from fisedit.models.families.conditioning import Conditioning
+from fisedit.models.families.family import SD1
 from fisedit.runners import cuda_graphs
 from fisedit.runners.cuda_graphs import GraphExecutor
 from fisedit.sparse.executor import Executor
@@ -66,17 +67,16 @@ def step(monkeypatch, area, edits=1, *, quantised=""):
     grid, edge = np.zeros((SIDE, SIDE), bool), round(SIDE * area**0.5)
     grid[8 : 8 + edge, 8 : 8 + edge] = True
     with torch.device("meta"), torch.inference_mode():
-        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet")).half().eval()
+        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet")).half().eval()
         unet.to(memory_format=torch.channels_last)
-        latents, text, time = torch.zeros(2, 4, SIDE, SIDE).half(), torch.zeros(2, 77, 768).half(), torch.tensor(500)
+        latents, time = torch.zeros(2, 4, SIDE, SIDE).half(), torch.tensor(500)
+        text = Conditioning(torch.zeros(2, 77, 768).half())
     executor = Executor(unet)
     plans, many = [make_row_plan(grid, executor.num_levels, "meta")] * edits, latents.repeat_interleave(edits, 0)
     with torch.inference_mode():
         _, maps = executor.run_dense(latents, time, text, {})
         with ops.use("triton"), Kernels(monkeypatch) as kernels:
-            edit = GraphExecutor(executor, quantised=quantised).begin(
-                plans, {0: maps}, text.repeat_interleave(edits, 0)
-            )
+            edit = GraphExecutor(executor, quantised=quantised).begin(plans, {0: maps}, text.repeated(edits))
             edit.step(0, many, time)  # writes tables and text, too
             begun = kernels.seen.total()
             kernels.seen.clear()

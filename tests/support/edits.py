@@ -56,7 +56,7 @@ def as_oracle(config: GenerationConfig) -> oracle.GenerationConfig:
         guidance=config.guidance_scale,
         height=config.height,
         width=config.width,
-        negative_prompt=config.negative_prompt,
+        negative_prompt=config.negative_prompt or None,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from fisedit.features.cache import FeatureOverlay
+from fisedit.models.families.conditioning import interleaved
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
+from tests.support.conditions import random_conditions
 
 TOLERANCE = 1e-4
 TIME = torch.tensor(500)
@@ -20,7 +22,7 @@ class Case:
         self.masks = [torch.from_numpy(mask) for mask in masks]
         self.plans = [make_row_plan(mask, self.executor.num_levels) for mask in masks]
         source = torch.randn(branches, 4, *masks[0].shape)
-        texts = torch.randn(1 + len(masks), branches, 11, unet.config.cross_attention_dim)
+        texts = [random_conditions(unet, branches) for _ in range(1 + len(masks))]
         _, self.maps = self.executor.run_dense(source, TIME, texts[0], {}, queries)
         self.texts = texts[1:]
         self.latents = [torch.where(mask, torch.randn_like(source), source) for mask in self.masks]
@@ -34,7 +36,7 @@ class Case:
 
     def begin(self, graphs, features=None):
         """All edits in one batch, branch by branch."""
-        return graphs.begin(self.plans, {0: features or self.maps}, self.texts.transpose(0, 1).flatten(0, 1))
+        return graphs.begin(self.plans, {0: features or self.maps}, interleaved(self.texts))
 
     def batch(self):
         return torch.stack(self.latents, 1).flatten(0, 1)

@@ -10,6 +10,8 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from torch import Tensor, nn
 
+from tests.support.pipelines import assembled
+
 
 def inpainting(pipe: StableDiffusionPipeline) -> StableDiffusionPipeline:
     """A pipeline like another one, but for the first layer of its UNet."""
@@ -19,11 +21,7 @@ def inpainting(pipe: StableDiffusionPipeline) -> StableDiffusionPipeline:
     extra = torch.randn(weights["conv_in.weight"][:, :1].shape, generator=torch.Generator().manual_seed(0))
     weights["conv_in.weight"] = torch.cat([weights["conv_in.weight"], *[extra * 0.05] * 5], 1)
     unet.load_state_dict(weights)
-    components = {**pipe.components, "unet": unet.requires_grad_(False).eval()}
-    components["scheduler"] = deepcopy(pipe.scheduler)
-    found = StableDiffusionPipeline(**components, requires_safety_checker=False)
-    found.set_progress_bar_config(disable=True)
-    return found
+    return assembled(pipe, unet=unet.requires_grad_(False).eval(), scheduler=deepcopy(pipe.scheduler))
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
+from tests.support.pipelines import assembled
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -99,13 +101,12 @@ def with_adapters(
 ) -> StableDiffusionPipeline:
     """diffusers' pipeline over a copy of the UNet, with adapters in it."""
     size = {"shortest_edge": SIDE}
-    parts = pipe.components | {
-        "unet": deepcopy(pipe.unet),
-        "image_encoder": image_encoder(),
-        "feature_extractor": CLIPImageProcessor(size=size, crop_size={"height": SIDE, "width": SIDE}),
-    }
-    own = StableDiffusionPipeline(**parts, requires_safety_checker=False)
-    own.set_progress_bar_config(disable=True)
+    own = assembled(
+        pipe,
+        unet=deepcopy(pipe.unet),
+        image_encoder=image_encoder(),
+        feature_extractor=CLIPImageProcessor(size=size, crop_size={"height": SIDE, "width": SIDE}),
+    )
     own.load_ip_adapter(
         [deepcopy(adapter) for adapter in adapters],
         subfolder=[""] * len(adapters),

@@ -5,11 +5,29 @@ from __future__ import annotations
 import copy
 
 import torch
-from diffusers import StableDiffusionPipeline
 from safetensors.torch import save_file
+
+from tests.support.pipelines import assembled
 
 SCALE, ALPHA, RANK = 0.6, 2.0, 4
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "conv1", "downsamplers.0.conv")
+
+
+_KOHYA = {
+    ("text_encoder", False): "lora_te",
+    ("text_encoder", True): "lora_te1",
+    ("text_encoder_2", True): "lora_te2",
+}
+"""Part, and whether there are two text encoders -> kohya's prefix."""
+
+
+def parts_of(pipe):
+    """Names of a pipeline's parts that LoRAs change."""
+    return [part for part in ("unet", "text_encoder", "text_encoder_2") if part in pipe.components]
+
+
+def _copy(pipe):
+    return assembled(pipe, **copy.deepcopy(pipe.components))
 
 
 class Lora:
@@ -17,21 +35,20 @@ class Lora:
 
     def __init__(self, pipe, seed=0):
         make = torch.Generator().manual_seed(seed)
-        named = {"unet": pipe.unet, "text_encoder": pipe.text_encoder}
-        ends = {"unet": LAYERS, "text_encoder": ("q_proj", "v_proj", "out_proj", "fc1")}
         self.parts = {}
-        for part, model in named.items():
-            for name, layer in model.named_modules():
-                if name.endswith(ends[part]) and hasattr(layer, "weight"):
+        for part in parts_of(pipe):
+            ends = LAYERS if part == "unet" else ("q_proj", "v_proj", "out_proj", "fc1")
+            for name, layer in pipe.components[part].named_modules():
+                if name.endswith(ends) and hasattr(layer, "weight"):
                     shape = layer.weight.shape
                     down = torch.randn(RANK, *shape[1:], generator=make) / shape[1:].numel() ** 0.5
                     up = torch.randn(shape[0], RANK, *[1] * (len(shape) - 2), generator=make) / RANK**0.5
                     self.parts[part, name] = down, up
 
     def kohya(self, path, **metadata):
-        tensors = {}
+        tensors, has_two = {}, "text_encoder_2" in {part for part, _ in self.parts}
         for (part, name), (down, up) in self.parts.items():
-            prefix = "lora_unet" if part == "unet" else "lora_te_text_model"
+            prefix = f"{_KOHYA[part, has_two]}_text_model" if part != "unet" else "lora_unet"
             key = f"{prefix}_{name.removeprefix('text_model.').replace('.', '_')}"
             tensors |= {
                 f"{key}.lora_down.weight": down,
@@ -45,9 +62,9 @@ class Lora:
         from peft import LoraConfig
         from peft.utils import get_peft_model_state_dict
 
-        copied = StableDiffusionPipeline(**copy.deepcopy(pipe.components), requires_safety_checker=False)
+        copied = _copy(pipe)
         layers = {}
-        for part in ("unet", "text_encoder"):
+        for part in parts_of(pipe):
             names = [name for (of, name) in self.parts if of == part]
             model = getattr(copied, part)
             model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
@@ -56,13 +73,12 @@ class Lora:
                 layer.lora_A["default"].weight.data.copy_(self.parts[part, name][0])
                 layer.lora_B["default"].weight.data.copy_(self.parts[part, name][1])
             layers[f"{part}_lora_layers"] = get_peft_model_state_dict(model)
-        StableDiffusionPipeline.save_lora_weights(folder, **layers)
+        type(copied).save_lora_weights(folder, **layers)
         return folder
 
     def merged(self, pipe, scale):
         """Another pipeline with the change in its weights."""
-        copied = StableDiffusionPipeline(**copy.deepcopy(pipe.components), requires_safety_checker=False)
-        copied.set_progress_bar_config(disable=True)
+        copied = _copy(pipe)
         for (part, name), (down, up) in self.parts.items():
             weight = getattr(copied, part).get_submodule(name).weight.data
             weight += scale * (up.flatten(1) @ down.flatten(1)).view(weight.shape)

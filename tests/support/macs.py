@@ -22,5 +22,5 @@ def counted(run) -> int:
 
 def time_macs(unet, batch) -> int:
     """The time embedding's linears, which have no positions: our own count leaves them out."""
-    linears = [m for name, m in unet.named_modules() if "time_emb" in name and isinstance(m, torch.nn.Linear)]
+    linears = [m for name, m in unet.named_modules() if "_emb" in name and isinstance(m, torch.nn.Linear)]
     return batch * sum(linear.weight.numel() for linear in linears)

@@ -59,7 +59,7 @@ AREAS: Mapping[str, Area] = {
     "blocks": Area(
         "fisedit/sparse/{blocks,cached_rows,recording,row_source}.py fisedit/runners/deep_maps.py",
         "tests/contract/test_e4.py tests/sparse/test_*.py tests/runners/test_{deep_maps,cuda_graphs}.py "
-        "tests/adapters/test_ip_adapter.py tests/features/test_record_size.py",
+        "tests/adapters/test_ip_adapter.py tests/editor/test_editing_memory.py",
         "by_every_backend",
     ),
     "feature cache": Area(

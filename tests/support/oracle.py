@@ -3,6 +3,7 @@
 `mixed_forward` is a dense UNet forward in which, after every conv, linear and attention, positions outside the active
 set are overwritten by those of the source's forward. Norms and element-wise layers are left alone: they see the mixed
 map and take their statistics from it. Text keys and values and the time embedding have no positions and stay fresh.
+A ResNet block's first conv counts with what is added to it for the time: Stable Diffusion XL's has the prompt in it.
 
 After a dense step of an edit, recorded maps are shifted by what it found changed; of a transformer's norm, what each
 position has part in its statistics is shifted, as a sparse edit reads nothing else of its input (`norms_by_position`).
@@ -26,6 +27,7 @@ import torch
 import torch.nn.functional as fn
 from diffusers import TCDScheduler
 from diffusers.models.attention_processor import Attention
+from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
@@ -37,6 +39,9 @@ M = TypeVar("M", bound=nn.Module)
 Grid = tuple[int, int]
 Maps = dict[str, Tensor]
 """Layer name -> its output: [B, C, H, W] of a conv, [B, HW, C] of a linear or an attention."""
+
+Text = Tensor | Mapping[str, object]
+"""Embeddings [B, T, D], or all arguments of a UNet that tell of prompts."""
 
 Visit = Callable[[str, Tensor, Grid], Tensor]
 """Sees a positional layer's name, output and grid (H, W); what it returns takes the output's place."""
@@ -50,8 +55,8 @@ class Recording:
     output: Tensor
 
 
-def record(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Tensor) -> Recording:
-    """Run a plain dense forward of `latents` [B, 4, h, w] and `text` [B, T, D], and keep what a mixed one needs."""
+def record(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Text) -> Recording:
+    """Run a plain dense forward of `latents` [B, 4, h, w] and `text`, and keep what a mixed one needs."""
     maps: Maps = {}
     with recording(unet, maps):
         return Recording(maps, _forward(unet, latents, timestep, text))
@@ -62,7 +67,7 @@ def mix(
     source: Recording,
     latents: Tensor,
     timestep: Tensor | int,
-    text: Tensor,
+    text: Text,
     active: Tensor,
 ) -> Recording:
     """Run the mixed forward and keep its maps, which are the source of an edit on this edit. See `mixed_forward`."""
@@ -76,7 +81,7 @@ def mixed_forward(
     source: Recording,
     latents: Tensor,
     timestep: Tensor | int,
-    text: Tensor,
+    text: Text,
     active: Tensor,
 ) -> Tensor:
     """Run the mixed forward.
@@ -84,7 +89,7 @@ def mixed_forward(
     Args:
         source: the forward of the source's latents and text at the same timestep.
         latents: [B, 4, h, w], the source's outside the edit.
-        text: [B, T, D] of the new prompt.
+        text: of the new prompt.
         active: bool [h, w], the same for all branches.
 
     Returns:
@@ -94,8 +99,9 @@ def mixed_forward(
 
 
 @torch.no_grad()
-def _forward(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Tensor) -> Tensor:
-    return unet(latents, timestep, encoder_hidden_states=text, return_dict=False)[0]
+def _forward(unet: UNet2DConditionModel, latents: Tensor, timestep: Tensor | int, text: Text) -> Tensor:
+    inputs = {"encoder_hidden_states": text} if isinstance(text, Tensor) else text
+    return unet(latents, timestep, return_dict=False, **inputs)[0]
 
 
 def coarser(active: Tensor) -> Tensor:
@@ -193,12 +199,17 @@ def watching(module: nn.Module, visit: Visit) -> Iterator[None]:
     def on_map(name: str) -> Callable[..., Tensor]:
         return lambda _, args, output: visit(name, output, grid_of(output))
 
+    def on_timed(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+        return lambda _, args: (visit(name, args[0], grid_of(args[0])),)
+
     def on_tokens(name: str, place: str) -> Callable[..., Tensor]:
         return lambda _, args, output: visit(name, output, grids[place])
 
     with ExitStack() as hooks:
         for name, conv in _named(module, nn.Conv2d):
             hooks.callback(conv.register_forward_hook(on_map(name)).remove)
+        for name, block in _named(module, ResnetBlock2D):
+            hooks.callback(block.norm2.register_forward_pre_hook(on_timed(f"{name}.timed".lstrip("."))).remove)
         for place, transformer in _named(module, Transformer2DModel):
             # Its tokens are laid out on the map that enters its norm: a token count alone does not tell H from W.
             hooks.callback(transformer.norm.register_forward_pre_hook(note(place)).remove)

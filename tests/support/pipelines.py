@@ -7,16 +7,17 @@ averages away. So every parameter is redrawn, and one forward pass scales each c
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers import (
     AutoencoderKL,
     DDIMInverseScheduler,
     DDIMScheduler,
+    DiffusionPipeline,
     DPMSolverMultistepScheduler,
     DPMSolverSinglestepScheduler,
     EulerAncestralDiscreteScheduler,
@@ -27,12 +28,13 @@ from diffusers import (
     SchedulerMixin,
     StableDiffusionDiffEditPipeline,
     StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
     TCDScheduler,
     UNet2DConditionModel,
     UniPCMultistepScheduler,
 )
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -94,6 +96,10 @@ class UNetShape:
     linear_projection: bool = False
     prediction: str = "epsilon"
     sample_size: int = 16
+    depth: int | tuple[int, ...] | tuple[tuple[int, ...], ...] = 1
+    pooled: int = 0
+    middle: str | None = "UNetMidBlock2DCrossAttn"
+    reverse_depth: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def down_blocks(self) -> tuple[str, ...]:
@@ -119,21 +125,55 @@ SHAPES: Mapping[str, UNetShape] = MappingProxyType(
         ),
         "shallow": UNetShape((24, 32, 64), (False, True, True), layers=1, heads=4, groups=8, text_dim=16),
         "demo": UNetShape((16, 32, 48), (True, True, True), layers=2, heads=4, groups=4, text_dim=32),
+        "sdxl": UNetShape(
+            (16, 32, 48),
+            (False, True, True),
+            layers=2,
+            heads=(2, 4, 6),
+            groups=4,
+            text_dim=24 + 32,
+            linear_projection=True,
+            depth=(1, 1, 3),
+            pooled=20,
+        ),
     }
 )
 
 
-def build_pipeline(name: str, seed: int = 0) -> StableDiffusionPipeline:
+DISTILLED: Mapping[str, UNetShape] = MappingProxyType(
+    {
+        "BK-SDM-Base": replace(SHAPES["sd15"], layers=1),
+        "BK-SDM-Small": replace(SHAPES["sd15"], layers=1, middle=None),
+        "BK-SDM-Tiny": replace(SHAPES["demo"], layers=1, middle=None),
+        "SSD-1B": replace(
+            SHAPES["sdxl"],
+            depth=((1, 1), (2, 2), (1, 2)),
+            reverse_depth=((1, 2, 3), (2, 1, 1), (1, 1, 1)),
+            middle="UNetMidBlock2D",
+        ),
+    }
+)
+"""Shapes whose blocks are fewer than their family's."""
+
+
+def build_pipeline(name: str, seed: int = 0, layers: int = 2) -> StableDiffusionPipeline:
     """Build the random fp32 pipeline `name` of `SHAPES`, the same one for the same seed; safe to modify.
 
+    Args:
+        name: of `SHAPES` or `DISTILLED`.
+        seed: of the weights.
+        layers: of the text encoders.
+
     Raises:
-        KeyError: `name` is not in `SHAPES`.
+        KeyError: `name` is in none of them.
     """
-    shape = SHAPES[name]
+    shape = {**SHAPES, **DISTILLED}[name]
     with torch.inference_mode(mode=False), torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
+        if shape.pooled:
+            return _build_xl(shape, layers)
         tokenizer = build_tokenizer()
-        text_encoder = _build_text_encoder(tokenizer, shape.text_dim)
+        text_encoder = _build_text_encoder(tokenizer, shape.text_dim, layers)
         pipe = StableDiffusionPipeline(
             vae=_build_vae(),
             text_encoder=text_encoder,
@@ -144,6 +184,36 @@ def build_pipeline(name: str, seed: int = 0) -> StableDiffusionPipeline:
             feature_extractor=None,
             requires_safety_checker=False,
         )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _build_xl(shape: UNetShape, layers: int) -> StableDiffusionXLPipeline:
+    """Build Stable Diffusion XL in small: two text encoders, the second with pooled embeddings and other padding."""
+    tokenizers = build_tokenizer(), build_tokenizer(pad_token="!")
+    encoders = (
+        _build_text_encoder(tokenizers[0], 24, layers),
+        _build_text_encoder(tokenizers[1], shape.text_dim - 24, layers, shape.pooled),
+    )
+    pipe = StableDiffusionXLPipeline(
+        vae=_build_vae(),
+        text_encoder=encoders[0],
+        text_encoder_2=encoders[1],
+        tokenizer=tokenizers[0],
+        tokenizer_2=tokenizers[1],
+        unet=UNet2DConditionModel(
+            **_unet_config(shape),
+            transformer_layers_per_block=shape.depth,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=6 * 8 + shape.pooled,
+        ).eval(),
+        scheduler=build_scheduler("ddim", shape.prediction),
+        add_watermarker=False,
+    )
+    text, _, pooled, _ = pipe.encode_prompt(list(PROMPTS), do_classifier_free_guidance=False)
+    sizes = torch.tensor([[128, 128, 0, 0, 128, 128]] * len(PROMPTS)).float()
+    _enliven_unet(pipe.unet, text, {"text_embeds": pooled, "time_ids": sizes})
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -166,9 +236,15 @@ def build_scheduler(name: str = "ddim", prediction: str = "epsilon") -> Schedule
 def with_scheduler(pipe: StableDiffusionPipeline, name: str) -> StableDiffusionPipeline:
     """Wrap `pipe`'s own modules in a new pipeline that samples with scheduler `name`; `pipe` keeps its scheduler."""
     scheduler = build_scheduler(name, pipe.scheduler.config.prediction_type)
-    other = StableDiffusionPipeline(**(pipe.components | {"scheduler": scheduler}), requires_safety_checker=False)
-    other.set_progress_bar_config(disable=True)
-    return other
+    return assembled(pipe, scheduler=scheduler)
+
+
+def assembled(pipe: DiffusionPipeline, kind: type[DiffusionPipeline] | None = None, **parts: object) -> Any:
+    """Make a pipeline of another class, or of the same one, of `pipe`'s own modules and others."""
+    options = {"add_watermarker": False} if "text_encoder_2" in pipe.components else {"requires_safety_checker": False}
+    made = (kind or type(pipe))(**(pipe.components | parts), **options)
+    made.set_progress_bar_config(disable=True)
+    return made
 
 
 @lru_cache
@@ -188,10 +264,10 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return {token: index for index, token in enumerate([*tokens, START, END])}, merges
 
 
-def build_tokenizer() -> CLIPTokenizer:
+def build_tokenizer(**options: str) -> CLIPTokenizer:
     """Build a byte-level CLIP tokenizer that knows `WORDS` as single tokens and pads with the end token."""
     vocab, merges = _vocabulary()
-    return CLIPTokenizer(vocab=dict(vocab), merges=list(merges), model_max_length=77)
+    return CLIPTokenizer(vocab=dict(vocab), merges=list(merges), model_max_length=77, **options)
 
 
 def _encode(text_encoder: CLIPTextModel, tokenizer: CLIPTokenizer, prompts: tuple[str, ...]) -> Tensor:
@@ -200,40 +276,50 @@ def _encode(text_encoder: CLIPTextModel, tokenizer: CLIPTokenizer, prompts: tupl
     return text_encoder(ids)[0]
 
 
-def _build_text_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModel:
+def _build_text_encoder(tokenizer: CLIPTokenizer, width: int, layers: int, pooled: int = 0) -> CLIPTextModel:
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
+        projection_dim=pooled,
         num_attention_heads=4,
         max_position_embeddings=77,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = CLIPTextModel(config).eval()
+    model = (CLIPTextModelWithProjection if pooled else CLIPTextModel)(config).eval()
     _enliven(model, lambda: _encode(model, tokenizer, PROMPTS))
     return model
 
 
 def _build_unet(shape: UNetShape, text: Tensor) -> UNet2DConditionModel:
-    model = UNet2DConditionModel(
-        sample_size=shape.sample_size,
-        block_out_channels=shape.channels,
-        down_block_types=shape.down_blocks,
-        up_block_types=shape.up_blocks,
-        mid_block_type="UNetMidBlock2DCrossAttn",
-        layers_per_block=shape.layers,
-        attention_head_dim=shape.heads,
-        norm_num_groups=shape.groups,
-        cross_attention_dim=shape.text_dim,
-        use_linear_projection=shape.linear_projection,
-    ).eval()
+    model = UNet2DConditionModel(**_unet_config(shape)).eval()
+    _enliven_unet(model, text)
+    return model
+
+
+def _unet_config(shape: UNetShape) -> dict[str, object]:
+    return {
+        "sample_size": shape.sample_size,
+        "block_out_channels": shape.channels,
+        "down_block_types": shape.down_blocks,
+        "up_block_types": shape.up_blocks,
+        "mid_block_type": shape.middle,
+        "reverse_transformer_layers_per_block": shape.reverse_depth,
+        "layers_per_block": shape.layers,
+        "attention_head_dim": shape.heads,
+        "norm_num_groups": shape.groups,
+        "cross_attention_dim": shape.text_dim,
+        "use_linear_projection": shape.linear_projection,
+    }
+
+
+def _enliven_unet(model: UNet2DConditionModel, text: Tensor, added: dict[str, Tensor] | None = None) -> None:
     latents = torch.randn(len(text), 4, 16, 16)
     timesteps = torch.linspace(50, 950, len(text)).long()
-    _enliven(model, lambda: model(latents, timesteps, text))
-    return model
+    _enliven(model, lambda: model(latents, timesteps, text, added_cond_kwargs=added))
 
 
 def _build_vae() -> AutoencoderKL:

@@ -445,7 +445,7 @@ CASES: Mapping[str, Sequence[Case]] = {
         ("Git LFS pointers", (f"{MODELS}::TestRefusedBeforeWeights::test_a_git_lfs_pointer",)),
         ("NaN weights", (f"{MODELS}::test_weights_that_are_no_numbers", f"{BAD}::test_nan_in_weights_is_told")),
         (
-            "SDXL, LoRA and others given as a model: named, before allocation",
+            "Kolors, LoRA and others given as a model: named, before allocation",
             (
                 f"{MODELS}::TestRefusedBeforeWeights::test_another_pipeline",
                 f"{MODELS}::TestRefusedBeforeWeights::test_other_files",

@@ -36,6 +36,8 @@ _VAE: Rules = (
 _ENDS = {
     "time_embedding.linear_1": "time_embed.0",
     "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
     "conv_in": "input_blocks.0.0",
     "conv_norm_out": "out.0",
     "conv_out": "out.2",
@@ -55,12 +57,18 @@ _OPEN_CLIP: Rules = (
 
 
 def save_single_file(pipe: StableDiffusionPipeline, path: Path, *, sd2: bool = False) -> Path:
-    """Save `pipe`, which has two layers a block, as one safetensors file, its text encoder as 1.x's or as 2.x's."""
+    """Save `pipe`, which has two layers a block, as one safetensors file, its text encoder as 1.x's, 2.x's or XL's."""
     tensors = {f"model.diffusion_model.{unet_name(pipe, n)}": t for n, t in pipe.unet.state_dict().items()}
     for name, tensor in pipe.vae.state_dict().items():
         tensors[f"first_stage_model.{_vae_name(name)}"] = _vae_tensor(name, tensor)
     text = {name.removeprefix("text_model."): tensor for name, tensor in pipe.text_encoder.state_dict().items()}
-    if sd2:
+    if hasattr(pipe, "text_encoder_2"):
+        tensors |= {f"conditioner.embedders.0.transformer.text_model.{name}": tensor for name, tensor in text.items()}
+        second = {name.removeprefix("text_model."): t for name, t in pipe.text_encoder_2.state_dict().items()}
+        tensors["conditioner.embedders.1.model.text_projection"] = second.pop("text_projection.weight").T
+        tensors |= {f"conditioner.embedders.1.model.{name}": tensor for name, tensor in _open_clip(second).items()}
+        tensors["denoiser.sigmas"] = torch.zeros(1000)
+    elif sd2:
         tensors |= {f"cond_stage_model.model.{name}": tensor for name, tensor in _open_clip(text).items()}
     else:
         tensors |= {f"cond_stage_model.transformer.text_model.{name}": tensor for name, tensor in text.items()}

@@ -6,6 +6,7 @@ import torch
 
 from fisedit.features.cache import FeatureOverlay
 from tests.support import oracle
+from tests.support.conditions import random_conditions
 
 
 class StepEdit:
@@ -13,16 +14,15 @@ class StepEdit:
 
     def __init__(self, unet, grid, batch=2, seed=0):
         make = torch.Generator().manual_seed(seed)
-        width = unet.config.cross_attention_dim
         self.source = torch.randn(batch, 4, *grid.shape, generator=make)
-        self.texts = torch.randn(2, batch, 11, width, generator=make)
+        self.texts = [random_conditions(unet, batch, make) for _ in range(2)]
         self.timestep = torch.tensor(500)
         self.inside = torch.from_numpy(grid)
         self.edited = torch.where(self.inside, torch.randn(self.source.shape, generator=make), self.source)
 
     def oracle(self, unet):
-        recording = oracle.record(unet, self.source, self.timestep, self.texts[0])
-        return oracle.mixed_forward(unet, recording, self.edited, self.timestep, self.texts[1], self.inside)
+        recording = oracle.record(unet, self.source, self.timestep, self.texts[0].unet_inputs)
+        return oracle.mixed_forward(unet, recording, self.edited, self.timestep, self.texts[1].unet_inputs, self.inside)
 
     def sparse(self, executor, plan):
         """Returns the edit's rows, and where they belong."""

@@ -12,8 +12,10 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from torch import Tensor, nn
 
+from tests.support.conditions import random_conditions
 from tests.support.oracle import (
     GenerationConfig,
+    Text,
     coarser,
     dense_blended,
     dense_decode,
@@ -33,14 +35,14 @@ every_shape = pytest.mark.parametrize("name", SHAPES)
 every_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 
 Pipelines = Mapping[str, StableDiffusionPipeline]
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+Inputs = tuple[Tensor, Tensor, Text, Text]
 
 
 def edit_inputs(unet: UNet2DConditionModel, active: Tensor) -> Inputs:
-    """Draw source latents [2, 4, h, w], the same but new where `active`, and two texts [2, 9, D]."""
+    """Draw source latents [2, 4, h, w], the same but new where `active`, and two texts."""
     source = torch.randn(2, 4, *active.shape)
     new = torch.where(active, torch.randn_like(source), source)
-    text, new_text = torch.randn(2, 2, 9, unet.config.cross_attention_dim)
+    text, new_text = (random_conditions(unet).unet_inputs for _ in range(2))
     return source, new, text, new_text
 
 
@@ -52,8 +54,8 @@ def square(size: tuple[int, int]) -> Tensor:
 
 
 @torch.no_grad()
-def dense(unet: UNet2DConditionModel, latents: Tensor, text: Tensor) -> Tensor:
-    return unet(latents, TIME, encoder_hidden_states=text).sample
+def dense(unet: UNet2DConditionModel, latents: Tensor, text: Text) -> Tensor:
+    return unet(latents, TIME, **text).sample
 
 
 @pytest.mark.sweep(1)

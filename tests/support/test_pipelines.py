@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.conditions import random_conditions
 from tests.support.oracle import GenerationConfig, dense_generate, record
 from tests.support.pipelines import SHAPES, WORDS
 
@@ -55,7 +56,7 @@ def test_known_words_are_single_tokens(pipelines: Pipelines) -> None:
 @every_shape
 def test_every_layer_is_alive(pipelines: Pipelines, name: str) -> None:
     unet = pipelines[name].unet
-    maps = record(unet, torch.randn(2, 4, 16, 16), 500, torch.randn(2, 9, unet.config.cross_attention_dim)).maps
+    maps = record(unet, torch.randn(2, 4, 16, 16), 500, random_conditions(unet).unet_inputs).maps
     spreads = {layer: output.std().item() for layer, output in maps.items()}
     assert min(spreads.values()) > 0.1, min(spreads, key=spreads.get)
     assert max(spreads.values()) < 5, max(spreads, key=spreads.get)

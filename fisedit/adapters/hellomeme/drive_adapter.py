@@ -21,6 +21,7 @@ from fisedit.adapters.hellomeme.pose_picture import draw_pose
 from fisedit.adapters.insertion_points import insertion_points
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError, InputError
+from fisedit.models.families.conditioning import check_reads_text_alone
 from fisedit.values import DRIVE, LATENT_FACTOR
 from fisedit.values.drive import EXPRESSIONS, FACE
 
@@ -78,6 +79,7 @@ class DriveReader(PictureAdapter):
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
+        check_reads_text_alone(unet, "a control network of HelloMeme")
         points = insertion_points(unet)
         for point, channels in self.channels.items():
             if point not in points or points[point].channels != channels:

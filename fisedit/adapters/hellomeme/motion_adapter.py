@@ -21,6 +21,7 @@ from fisedit.adapters.row_column.reader import reading_inputs
 from fisedit.errors import AdapterError
 from fisedit.features.cache import RepeatedFeatures
 from fisedit.features.sites import Role
+from fisedit.models.families.conditioning import check_reads_text_alone
 from fisedit.models.injection import exclusive
 from fisedit.sparse.cached_rows import CachedRows
 from fisedit.sparse.executor import ExtraSite
@@ -176,6 +177,7 @@ class MotionReader(PictureAdapter):
 
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
+        check_reads_text_alone(unet, "a motion adapter")
         points = points_of(unet)
         for name, module in self.modules.items():
             own = points[name].channels if name in points else None

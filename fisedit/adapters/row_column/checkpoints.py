@@ -32,6 +32,7 @@ from fisedit.adapters.row_column.variants import (
 from fisedit.errors import AdapterError, ModelError, as_text
 from fisedit.models import paths
 from fisedit.models.conversion import check_finite
+from fisedit.models.families.conditioning import check_reads_text_alone
 from fisedit.models.paths import DEMO_ADAPTERS, expand_home
 from fisedit.models.validation import pickled
 from fisedit.models.weight_files import is_safetensors, read_json, read_shapes, weights_file
@@ -97,6 +98,7 @@ def fresh_adapter(unet: UNet2DConditionModel, family: str = "v3", heads: int = 8
     families = FAMILIES | EXPERIMENTAL_FAMILIES
     if family not in families:
         raise AdapterError(f"family must be one of {', '.join(families)}, got {family!r}")
+    check_reads_text_alone(unet, "a reference adapter")
     points, chosen = insertion_points(unet), families[family]
     ups = len(unet.up_blocks)
     channels = {name: points[name].channels for name in chosen.insertion_points(ups)}
@@ -120,6 +122,7 @@ def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
     Raises:
         AdapterError: names the first insertion point where it was not.
     """
+    check_reads_text_alone(unet, "a reference adapter")
     found = insertion_points(unet)
     expected = adapter.family.insertion_points(len(unet.up_blocks))
     if set(expected) != set(adapter.channels):
@@ -129,9 +132,10 @@ def check_fit(adapter: RowColumnAdapter, unet: UNet2DConditionModel) -> None:
             "load the model that it was trained for, or a derivative"
         )
     for name, channels in adapter.channels.items():
-        if found[name].channels != channels:
+        own = found[name].channels if name in found else 0
+        if own != channels:
             raise AdapterError(
-                f"the adapter must have {found[name].channels} channels at {name}, got {channels}; "
+                f"the adapter must have {own} channels at {name}, got {channels}; "
                 "load the model that it was trained for, or a derivative"
             )
     width, unet_width = text_width(adapter), unet.config.cross_attention_dim

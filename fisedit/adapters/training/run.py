@@ -83,7 +83,6 @@ def train_adapter(
         cpu=device is not None and chosen.type == "cpu",
     )
     pipe = load(settings.model, device=accelerator.device, dtype="fp32", local_files_only=local_files_only)
-    pipe.set_progress_bar_config(disable=True)
     run = TrainingRun(pipe, triples, output, settings, accelerator, local_files_only=local_files_only)
     run.resume()
     while run.step < settings.steps:

@@ -21,6 +21,7 @@ from fisedit.adapters.hellomeme.pose_picture import corners, draw_pose
 from fisedit.adapters.insertion_points import inject_maps, insertion_points
 from fisedit.errors import AdapterError, InputError, NumericsError
 from fisedit.features.cache import FeatureOverlay
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
 from fisedit.values import AdapterUse, parse_adapter_references
@@ -128,7 +129,7 @@ def test_an_edit_of_everything_is_the_dense_one(pipe, editor):
 @pytest.mark.parametrize("batch", [2, 1], ids=["guided", "unguided"])
 @pytest.mark.parametrize("recorded", [True, False], ids=["with", "without"])
 @pytest.mark.parametrize("make", [network, upper_network], ids=["down", "up"])
-def test_a_sparse_step_is_the_mixed_forward(pipe, make, recorded, batch):
+def test_a_sparse_step_is_the_mixed_forward(pipelines, pipe, make, recorded, batch):
     """E4, over a source with a control or without; what it is added to inside is the last skip too."""
     mask = np.zeros((16, 16), bool)
     mask[3:7, 2:6] = mask[10:12, 9:14] = True
@@ -138,12 +139,16 @@ def test_a_sparse_step_is_the_mixed_forward(pipe, make, recorded, batch):
     edited = torch.where(inside, torch.randn(source.shape, generator=draw), source)
     reader, executor = DriveReader(make(pipe.unet)), Executor(pipe.unet)
     reader.check_fit(pipe.unet)
+    with pytest.raises(AdapterError, match=r"HelloMeme is for Stable Diffusion 1.x and 2.x, got Stable Diffusion XL"):
+        reader.check_fit(pipelines["sdxl"].unet)
     picture = 2 * torch.rand(2, 3, 128, 128, generator=draw) - 1
     maps = reader.network(picture, torch.rand(2, 51, generator=draw), torch.zeros(2, 3, 1024))
     stack = AdapterStack([reader.condition(maps, AdapterUse(0.7), 2)])
-    features = executor.run_dense(source, T, texts[0], {}, extra_layers=stack if recorded else None)[1]
+    features = executor.run_dense(source, T, Conditioning(texts[0]), {}, extra_layers=stack if recorded else None)[1]
     plan = make_row_plan(mask, executor.num_levels)
-    rows = executor.run_sparse(edited, T, texts[1], {}, FeatureOverlay(features, plan), extra_layers=stack)[0]
+    rows = executor.run_sparse(
+        edited, T, Conditioning(texts[1]), {}, FeatureOverlay(features, plan), extra_layers=stack
+    )[0]
     controls = {point: 0.7 * each[-batch:] for point, each in maps.items()}
     with inject_maps(pipe.unet, controls=controls if recorded else {}):
         recording = oracle.record(pipe.unet, source, T, texts[0])

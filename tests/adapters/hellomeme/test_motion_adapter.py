@@ -22,6 +22,7 @@ from fisedit.adapters.insertion_points import inject_maps, record_maps
 from fisedit.adapters.loading import load_picture_adapter
 from fisedit.errors import AdapterError, NumericsError
 from fisedit.features.cache import FeatureOverlay, RepeatedFeatures
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sampling import denoise
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.row_plan import make_row_plan
@@ -92,10 +93,12 @@ def pads_of(unet, reader, branches, seed=3):
 def sparse_frames(unet, stack, source, frames, text, mask):
     """Active rows [S * F, R, 4] of one step."""
     executor = Executor(unet)
-    features = executor.run_dense(source, T, text, {})[1]
+    features = executor.run_dense(source, T, Conditioning(text), {})[1]
     plan = make_row_plan(mask, executor.num_levels)
     overlay = FeatureOverlay(RepeatedFeatures(features, FRAMES), plan)
-    return executor.run_sparse(frames, T, text.repeat_interleave(FRAMES, 0), {}, overlay, extra_layers=stack)[0]
+    return executor.run_sparse(
+        frames, T, Conditioning(text.repeat_interleave(FRAMES, 0)), {}, overlay, extra_layers=stack
+    )[0]
 
 
 def inside_alone(module, masks):
@@ -118,12 +121,14 @@ def inside_alone(module, masks):
 @pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("branches", [2, 1], ids=["guided", "unguided"])
 @pytest.mark.parametrize("family", ["v3", "v5", "v5 alone", "animatediff"])
-def test_a_sparse_step_is_the_mixed_forward_of_all_frames(pipe, family, branches):
+def test_a_sparse_step_is_the_mixed_forward_of_all_frames(pipelines, pipe, family, branches):
     """E4: at active cells the modules see the whole mixed maps of all frames; elsewhere the source stands still."""
     unet, mask = pipe.unet, grids(16, 16)["square"].copy()
     mask[11:13, 1:4] = True
     reader = reader_of(unet, family.removesuffix(" alone"))[0]
     reader.check_fit(unet)
+    with pytest.raises(AdapterError, match=r"a motion adapter is for Stable Diffusion 1.x and 2.x"):
+        reader.check_fit(pipelines["sdxl"].unet)
     pads = pads_of(unet, reader, branches) if family in ("v3", "v5") else None
     condition = reader.condition(pads, AdapterUse(0.8), branches)
     source, frames, text = clip_of(unet, mask, branches=branches)
@@ -235,7 +240,7 @@ def test_places_behind_layers_are_those_of_diffusers(pipe):
 
     source, _, text = clip_of(unet, grids(16, 16)["square"])
     with torch.no_grad(), inject_maps(unet, {name: keep(name) for name in points}):
-        features = Executor(unet).run_dense(source, T, text, {})[1]
+        features = Executor(unet).run_dense(source, T, Conditioning(text), {})[1]
     assert seen.keys() == points.keys()
     for name, point in points.items():
         recorded = features.whole(point.reader, point.level)[..., : point.channels]

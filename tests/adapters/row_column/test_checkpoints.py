@@ -22,7 +22,8 @@ from fisedit.adapters.row_column.checkpoints import (
 )
 from fisedit.adapters.row_column.variants import FAMILIES
 from fisedit.errors import AdapterError, NumericsError
-from fisedit.models import loader, paths
+from fisedit.models import paths
+from fisedit.models.families import family as families
 from tests.support import oracle
 from tests.support.adapters import lively
 from tests.support.edits import CAT
@@ -68,11 +69,11 @@ def test_every_published_file_is_recognised(kind, named):
 def test_every_published_file_fits_stable_diffusion(kind):
     from diffusers import UNet2DConditionModel
 
-    from fisedit.models.loader import _SD15
+    from fisedit.models.families.family import SD1
 
     shapes = full_size()[kind]
     with torch.device("meta"):
-        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+        unet = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet"))
     adapter = checkpoints._empty(variants.family_of({}, shapes, KEYS), shapes, {}, KEYS)
     check_fit(adapter, unet)
     unet.register_to_config(cross_attention_dim=1024)
@@ -267,8 +268,8 @@ def test_another_base(adapter, place, kind, tmp_path, monkeypatch):
     folder = tmp_path / "model"
     pipe.save_pretrained(folder)
     if kind == "single file":
-        monkeypatch.setattr(loader, "_SD15", tmp_path / "config")
-        shutil.copytree(folder, tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
+        monkeypatch.setattr(families, "CONFIGS", tmp_path)
+        shutil.copytree(folder, tmp_path / "sd15", ignore=shutil.ignore_patterns("*.safetensors"))
         folder = save_single_file(pipe, tmp_path / "model.safetensors")
     editor = Editor.from_pretrained(folder, dtype="fp32", device="cpu")
     editor.load_adapter(place)

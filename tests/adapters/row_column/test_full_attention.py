@@ -11,6 +11,7 @@ from fisedit.adapters.row_column.checkpoints import fresh_adapter, load_adapter,
 from fisedit.adapters.row_column.cost import dense_macs
 from fisedit.adapters.row_column.reader import ReferenceCondition
 from fisedit.errors import AdapterError
+from fisedit.models.families.conditioning import Conditioning
 from fisedit.sparse.executor import Executor
 from tests.support.adapters import filled
 from tests.support.macs import counted
@@ -77,5 +78,5 @@ def test_neither_files_nor_sparse_steps_take_it(unet, tmp_path):
     latents, text, seen = reference(unet)
     with torch.no_grad(), pytest.raises(AdapterError, match="along rows and columns, got an adapter of family full"):
         Executor(unet).run_dense(
-            latents, T, text, {}, extra_layers=AdapterStack([ReferenceCondition(whole, whole.read(seen))])
+            latents, T, Conditioning(text), {}, extra_layers=AdapterStack([ReferenceCondition(whole, whole.read(seen))])
         )

@@ -17,7 +17,8 @@ from fisedit.bench.workload import square_mask
 from fisedit.costs.macs import text_macs, unet_macs
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.sites import unet_sites
-from fisedit.models.loader import _SD15
+from fisedit.models.families.conditioning import Conditioning
+from fisedit.models.families.family import SD1
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
@@ -53,7 +54,9 @@ class Case:
         self.plan = make_row_plan(grid, self.executor.num_levels)
 
     def record(self, conditions):
-        return self.executor.run_dense(self.source, T, self.texts[0], {}, extra_layers=AdapterStack(conditions))[1]
+        return self.executor.run_dense(
+            self.source, T, Conditioning(self.texts[0]), {}, extra_layers=AdapterStack(conditions)
+        )[1]
 
     def replay(self, maps, conditions=None, edited=None, plan=None):
         conditions = self.conditions if conditions is None else conditions
@@ -61,7 +64,7 @@ class Case:
         return self.executor.run_sparse(
             latents,
             T,
-            self.texts[1],
+            Conditioning(self.texts[1]),
             {},
             FeatureOverlay(maps, plan or self.plan),
             extra_layers=AdapterStack(conditions),
@@ -164,7 +167,9 @@ def test_a_replay_of_everything_is_the_guided_forward(pipelines, family, recorde
 def test_recording_is_the_guided_forward_itself(pipelines, family):
     unet = pipelines["sd15"].unet
     case = Case(unet, grids(13, 17)["square"], [family])
-    got, maps = case.executor.run_dense(case.source, T, case.texts[0], {}, extra_layers=AdapterStack(case.conditions))
+    got, maps = case.executor.run_dense(
+        case.source, T, Conditioning(case.texts[0]), {}, extra_layers=AdapterStack(case.conditions)
+    )
     with inject_maps(unet, {n: lambda x, n=n: x + case.gain(n, x) for n in case.conditions[0].adapter.channels}):
         dense = unet(case.source, T, case.texts[0])[0]
     assert torch.allclose(got, dense, atol=TOLERANCE, rtol=0)
@@ -178,7 +183,9 @@ def test_an_edit_of_an_edit(pipelines):
     everything, that is a recording."""
     case = Case(pipelines["demo"].unet, np.ones((16, 16), bool), ["v3"])
     _, overlay = case.replay(case.record(case.conditions))
-    again = case.executor.run_dense(case.edited, T, case.texts[1], {}, extra_layers=AdapterStack(case.conditions))[1]
+    again = case.executor.run_dense(
+        case.edited, T, Conditioning(case.texts[1]), {}, extra_layers=AdapterStack(case.conditions)
+    )[1]
     second = grids(16, 16)["blobs"]
     edited = torch.where(torch.from_numpy(second), torch.randn_like(case.edited), case.edited)
     plan = make_row_plan(second, case.executor.num_levels)
@@ -198,9 +205,11 @@ def test_an_edit_over_an_edit_without_the_adapter(pipelines):
 def test_the_branch_with_the_prompt_alone(pipelines):
     """A look at one branch uses the reference of that branch."""
     case = Case(pipelines["demo"].unet, grids(16, 16)["square"], ["v5"])
-    both, _ = case.executor.run_dense(case.source, T, case.texts[0], {}, extra_layers=AdapterStack(case.conditions))
+    both, _ = case.executor.run_dense(
+        case.source, T, Conditioning(case.texts[0]), {}, extra_layers=AdapterStack(case.conditions)
+    )
     one, _ = case.executor.run_dense(
-        case.source[-1:], T, case.texts[0][-1:], {}, extra_layers=AdapterStack(case.conditions)
+        case.source[-1:], T, Conditioning(case.texts[0][-1:]), {}, extra_layers=AdapterStack(case.conditions)
     )
     assert torch.allclose(one, both[-1:], atol=TOLERANCE, rtol=0)
 
@@ -241,7 +250,7 @@ def test_multiply_accumulates_are_what_torch_counts(pipelines, family, name):
 def full_size():
     """SD 1.5's UNet without weights."""
     with torch.device("meta"):
-        return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(_SD15 / "unet"))
+        return UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet"))
 
 
 @pytest.mark.parametrize("family", ["v1", "v2", "v3", "v5"])
