@@ -98,7 +98,7 @@ def node(
     IS_CHANGED=lambda model, **_: " ".join(models.path_and_state(model)),
 )
 def load_model(model: str, device: str = "default") -> Outputs:
-    """Load a Stable Diffusion 1.x or 2.x model for edits. The one that was loaded last stays in memory."""
+    """Load a model of Stable Diffusion 1.x, 2.x or XL for edits. The one that was loaded last stays in memory."""
     return (models.load(model, device),)
 
 
