@@ -41,9 +41,6 @@ _GET_PATHS = re.compile(
     r"|queue/(data|status))/?|heartbeat/[^/]+|call/(v2/)?[^/]+/[^/]+|file=.+))"
 )
 _POST_PATHS = re.compile(r"/gradio_api/((cancel|reset|queue/join)|(run|api|call|call/v2)/[^/]+)/?")
-_PROGRAM_PATHS = re.compile(
-    r"/(sdapi/v1/(txt2img|img2img|interrupt|options|samplers|sd-models|scripts|progress)|v1/(models|images/(generations|edits)))/?"
-)
 _UPLOAD_PATH = re.compile(r"/gradio_api/upload/?")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
@@ -66,6 +63,7 @@ class RequestGuard:
         token: what every request must know; "" for none.
         uploads: the folder that files of requests lie in; None where no page is served.
         calls: the events that may be called.
+        programs: paths of the routes for other people's programs.
     """
 
     app: ASGIApp
@@ -73,6 +71,7 @@ class RequestGuard:
     token: str
     uploads: Path | None
     calls: CallTable
+    programs: frozenset[str] = frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with the reason why not."""
@@ -119,7 +118,7 @@ class RequestGuard:
         path = request.scope["path"]
         if any(len(part.encode(errors="replace")) > _MAX_NAME_BYTES for part in path.split("/")):
             raise RequestRefused(404, "nothing here")  # no file has such a name
-        if _PROGRAM_PATHS.fullmatch(path):
+        if path.removesuffix("/") in self.programs:
             if request.method not in ("GET", "HEAD"):
                 _check_length(request.headers, MAX_PROGRAM_BYTES)
         else:

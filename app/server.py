@@ -205,6 +205,7 @@ def application(state: AppState, address: Address, page: ServedPage | None = Non
         page: None to serve programs alone.
     """
     from fastapi import FastAPI
+    from fastapi.routing import APIRoute
 
     from app import allowed_calls, openai_api, security, webui_api
     from app.error_responses import add_error_handlers
@@ -212,14 +213,15 @@ def application(state: AppState, address: Address, page: ServedPage | None = Non
 
     outer, pictures = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), ProgramPictures(state)
     add_error_handlers(outer)
-    for routes in (webui_api.router(pictures), openai_api.router(pictures)):
+    routers = webui_api.router(pictures), openai_api.router(pictures)
+    for routes in routers:
         outer.include_router(routes)
-    if page is None:
-        nothing = allowed_calls.CallTable({})
-        return security.RequestGuard(outer, address.hosts, address.token, None, nothing)
-    _mount(page, outer)
-    calls = allowed_calls.call_table(page.blocks)
-    return security.RequestGuard(outer, address.hosts, address.token, page.uploads, calls)
+    programs = frozenset(route.path for routes in routers for route in routes.routes if isinstance(route, APIRoute))
+    uploads, calls = None, allowed_calls.CallTable({})
+    if page is not None:
+        _mount(page, outer)
+        uploads, calls = page.uploads, allowed_calls.call_table(page.blocks)
+    return security.RequestGuard(outer, address.hosts, address.token, uploads, calls, programs)
 
 
 def _mount(page: ServedPage, outer: FastAPI) -> None:

@@ -1,5 +1,5 @@
-"""Routes of Automatic1111's API, for clients that speak it: txt2img, img2img, options, samplers, sd-models, progress
-and interrupt. An img2img with a mask is an edit, which keeps every pixel outside the mask.
+"""Routes of Automatic1111's API, for clients that speak it: txt2img, img2img, options, progress, interrupt, png-info,
+models in memory, and all its lists. An img2img with a mask is an edit, which keeps every pixel outside the mask.
 
 A request may also say `source_prompt`, what the given picture shows, and `quality`. Knows the API's JSON.
 """
@@ -7,7 +7,7 @@ A request may also say `source_prompt`, what the given picture shows, and `quali
 # Annotations are read by FastAPI as they stand: no `from __future__ import annotations` here.
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 from secrets import randbelow
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Body
 from PIL import Image, ImageOps
 
-from app import views
+from app import views, webui_lists
 from app.program_pictures import kept_notes
 from app.request_fields import Obeyed
-from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
+from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings, decode_picture
 from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
 from fisedit.prompts.syntax import without_loras
@@ -54,8 +54,20 @@ def router(pictures: "ProgramPictures") -> APIRouter:
     routes.get("/sd-models")(api.models)
     routes.get("/schedulers")(api.schedulers)
     routes.get("/loras")(api.loras)
-    routes.get("/scripts")(api.scripts)
+    routes.get("/memory")(webui_lists.memory)
+    routes.post("/png-info")(api.png_info)
+    routes.post("/unload-checkpoint")(api.unload)
+    routes.post("/reload-checkpoint")(api.reload)
+    for name, answer in webui_lists.LISTS.items():
+        routes.get(f"/{name}")(_always(answer))
+    for name in webui_lists.REFRESHES:
+        routes.post(f"/{name}")(_always(None))
     return routes
+
+
+def _always(answer: object) -> Callable[[], object]:
+    """A function that returns the same each time."""
+    return lambda: answer
 
 
 class WebuiApi:
@@ -135,7 +147,9 @@ class WebuiApi:
 
     def schedulers(self) -> list[dict[str, Any]]:
         """The noise schedules, by web UIs' names."""
-        return [{"name": name.casefold(), "label": name} for name in ("Automatic", "Uniform", "Karras", "Exponential")]
+        rest = {"aliases": None, "default_rho": None, "need_inner_model": False}
+        names = "Automatic", "Uniform", "Karras", "Exponential"
+        return [{"name": name.casefold(), "label": name, **rest} for name in names]
 
     def loras(self) -> list[dict[str, Any]]:
         """The LoRAs that tags in a prompt may name."""
@@ -149,9 +163,21 @@ class WebuiApi:
             for name in names
         ]
 
-    def scripts(self) -> dict[str, Any]:
-        """The scripts that are installed, which are none."""
-        return {"txt2img": [], "img2img": []}
+    def png_info(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        """Tell how a picture was made, by its file."""
+        return webui_lists.png_info(decode_picture(_decode(asked.get("image"), "image")))
+
+    def unload(self) -> dict[str, Any]:
+        """Drop the chosen model from memory once no run uses it; the next request loads it again."""
+        model = self._pool.select(self._model)
+        self._pictures.state.worker.call(lambda: self._pool.unload(model))
+        return {}
+
+    def reload(self) -> dict[str, Any]:
+        """Load the chosen model if it is not in memory."""
+        model = self._pool.select(self._model)
+        self._pictures.state.worker.call(lambda: self._pool.load(model))
+        return {}
 
     def _all_settings(
         self, given: Obeyed, size: tuple[int | None, int | None]

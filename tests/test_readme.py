@@ -27,6 +27,7 @@ TEXTS = [
         "weights/demo-fast/README.md",
         "weights/demo-look/README.md",
         "weights/demo-pose/README.md",
+        "integrations/comfyui/README.md",
     )
 ] + sorted((ROOT / "docs").rglob("*.md"))
 FEW = ("--num-inference-steps", "2")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 FIRST = "what where of how whether that why which whose as by with when if in on for from after below while".split()
 FRAGMENT = "of that whose as which".split()
 WORDS = 25
-CODE = "fisedit app benchmarks tools".split()
-DOCUMENTS = "docs README.md SECURITY.md weights/README.md".split()
+CODE = "fisedit app integrations benchmarks tools".split()
+DOCUMENTS = "docs README.md SECURITY.md integrations weights/README.md".split()
 MADE = ["cli.md"]
 """Documents that a program writes from the code."""
 

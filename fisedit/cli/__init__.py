@@ -18,8 +18,8 @@ from fisedit.cli import options as opt
 from fisedit.cli.bench import bench
 from fisedit.cli.clip import drive
 from fisedit.errors import InputError
-from fisedit.machine.groups import limit_threads
 from fisedit.machine.malloc import keep_freed_memory
+from fisedit.machine.openmp import set_up_threads
 
 _INTERRUPTED = 130  # typer's status for a KeyboardInterrupt
 
@@ -55,7 +55,7 @@ def main(program: typer.Typer = app, name: str = "fisedit") -> None:
         name: The program's name in its help and messages.
     """
     keep_freed_memory()
-    limit_threads()
+    set_up_threads()
     console.escape_unprintable_text()
     arguments = sys.argv[1:] or (["--help"] if program is app else [])
     debug = "--debug" in arguments

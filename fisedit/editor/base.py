@@ -18,7 +18,7 @@ from fisedit.features.pages import PageFolder, default_folder
 from fisedit.features.tiers import FeatureTiers
 from fisedit.history import EditResult, History
 from fisedit.machine.device import default_torch_state
-from fisedit.machine.hardware import free_bytes
+from fisedit.machine.hardware import recordable_bytes
 from fisedit.masking.region import Region
 from fisedit.masking.region_arguments import joined
 from fisedit.models.families.stable_diffusion_xl import as_model
@@ -62,8 +62,8 @@ class EditorBase:
         max_recorded_bytes = _checked_bytes("max_recorded_bytes", max_recorded_bytes)
         max_host_bytes = _checked_bytes("max_host_bytes", max_host_bytes)
         max_disk_bytes = _checked_bytes("max_disk_bytes", max_disk_bytes)
-        limit = free_bytes(device) // 2 if max_recorded_bytes is None else max_recorded_bytes
-        host_limit = free_bytes(torch.device("cpu")) // 2 if max_host_bytes is None else max_host_bytes
+        limit = recordable_bytes(device) if max_recorded_bytes is None else max_recorded_bytes
+        host_limit = recordable_bytes(torch.device("cpu")) if max_host_bytes is None else max_host_bytes
         folder = default_folder() if max_disk_bytes != 0 else None
         pages = None if folder is None else PageFolder(folder, max_disk_bytes)
         tiers = FeatureTiers(limit if device.type == "cpu" else host_limit, pages)

@@ -51,10 +51,11 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
         pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
         model: its name, for saved sessions.
         vae: path of its autoencoder, for saved sessions; "" for the model's own.
-        max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there. On
-            a CPU steps that do not fit lie on disk and are fetched while an edit runs. On a GPU they wait in the host's
-            memory first.
-        max_host_bytes: those that a GPU's memory does not hold, kept in the host's; None for half of what is free.
+        max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there
+            beyond 1 GB. On a CPU steps that do not fit lie on disk and are fetched while an edit runs. On a GPU they
+            wait in the host's memory first.
+        max_host_bytes: those that a GPU's memory does not hold, kept in the host's; None for half of what is free
+            beyond 1 GB.
         max_disk_bytes: those that do not fit there, kept on disk; None for a quarter of what is free, 0 for none.
             What fits nowhere is dropped, the least recently used first, and made again when it is needed.
         graphs: replay sparse steps from captured graphs of fused kernels; None for what the environment's

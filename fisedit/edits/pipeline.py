@@ -45,7 +45,13 @@ LEVEL_OPAQUE = 255
 """Alpha of a pixel that nothing shines through."""
 
 MIN_MEAN_DIFFERENCE = 1.0
-"""Mean difference inside the mask, of 255, below which an edit is said to have had no effect."""
+"""Mean difference inside a mask, of 255, below which an edit is said to have had no effect."""
+
+MIN_MEAN_DIFFERENCE_BY_WORDS = 12.0
+"""The same where words found the mask, which then has little beside the thing that is to change.
+
+Of 50 recolours of generated pictures (256 px, development seeds 9100 and 9400), five changed by less. Four of these
+have the old colour. The others changed by 19 and more. Other noise helped none of the four."""
 
 
 class EditPipeline:
@@ -367,9 +373,13 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
     notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
     if plan.fallback:
         notes.append(f"the whole picture was painted: {plan.fallback}")
-    if difference < MIN_MEAN_DIFFERENCE:
+    by_words = plan.mask.source is MaskSource.ATTENTION and not (
+        plan.mode.start or plan.mode.structure or plan.mode.erases
+    )
+    if difference < MIN_MEAN_DIFFERENCE or (by_words and difference < MIN_MEAN_DIFFERENCE_BY_WORDS):
+        where, advice = ("where the words point", "say it otherwise") if by_words else ("inside the mask", "grow it")
         notes.append(
-            f"the picture hardly changed inside the mask (by {difference:.2f} of 255 in the mean); say more, or grow it"
+            f"the picture hardly changed {where} (by {difference:.2f} of 255 in the mean); say more, or {advice}"
         )
     crop = request.config.crop
     left, top, right, bottom = crop or (0, 0, *request.parent.size)

@@ -6,10 +6,8 @@ Elsewhere than on Linux there is no limit.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 
 _ROOT = Path("/")
@@ -62,20 +60,6 @@ def cpu_limit(root: Path = _ROOT) -> float | None:
         if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]):  # "max" or -1 where there is none
             shares.append(int(quota[0]) / int(quota[1]))
     return min(shares, default=None)
-
-
-def limit_threads(root: Path = _ROOT) -> None:
-    """Have OpenMP start no more threads than the limit has CPUs; to be called before torch is imported.
-
-    By default it starts one for every core of the machine, most of which then wait while their container is paused.
-    What OMP_NUM_THREADS says stays.
-
-    Args:
-        root: The root of the file system.
-    """
-    limit = cpu_limit(root)
-    if limit is not None and limit < (os.cpu_count() or 1):
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, ceil(limit))))
 
 
 def _memory(root: Path) -> Iterator[tuple[int, int]]:

@@ -93,3 +93,12 @@ def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
 def free_bytes(device: torch.device) -> int:
     """Memory that a process may still take: of a GPU, or of the machine for another device."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()
+
+
+WORKING_BYTES = 1 << 30
+"""Memory that a step and a decode of 512x512 pixels take beside weights and records, in bf16 about .9 GB."""
+
+
+def recordable_bytes(device: torch.device) -> int:
+    """Memory that records may take where nobody says: half of what is free beyond `WORKING_BYTES`."""
+    return max(0, free_bytes(device) - WORKING_BYTES) // 2

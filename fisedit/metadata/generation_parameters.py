@@ -41,6 +41,9 @@ _SETTINGS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 _NAMES, _LEAST_SETTINGS = {"sampler", "size", "model", *(key for _, key, _ in _SETTINGS)}, 3
 """Names of which a last line of settings has one, and the fewest settings of such a line in AUTOMATIC1111's web UI."""
 
+_SIDES = re.compile(r"(\d+)x(\d+)")
+"""Width and height, which web UIs' API tells apart."""
+
 _NEGATIVE = re.compile(r"^[ \t]*+Negative prompt:", re.MULTILINE)
 
 
@@ -74,6 +77,32 @@ def parse_parameters(parameters: str) -> tuple[str, dict[str, Any]]:
         with suppress(ValueError):
             settings.setdefault("scheduler", SchedulerName(name.strip()))
     return prompt.strip(), settings
+
+
+def parse_fields(parameters: str) -> dict[str, str]:
+    """Prompts and settings of the text that web UIs write, by the names in it, as their API tells them.
+
+    Args:
+        parameters: The text; another program's JSON has no such fields.
+    """
+    text, last = _split_settings(parameters.strip())
+    if not text or (not last and as_object(text)):
+        return {}
+    prompt, *negative = _NEGATIVE.split(text, maxsplit=1)
+    fields = {"Prompt": prompt.strip(), "Negative prompt": "".join(negative).strip()}
+    for name, value in _SETTING.findall(last[:MAX_CHARACTERS]):
+        sides = _SIDES.fullmatch(value.strip())
+        told = {f"{name}-{i}": side for i, side in enumerate(sides.groups(), 1)} if sides else {name: _unquoted(value)}
+        fields |= told
+    return fields
+
+
+def _unquoted(value: str) -> str:
+    """Return a setting's value without the quotes that it has where it holds a comma or the like."""
+    try:
+        return str(json.loads(value)) if value.startswith('"') else value.strip()
+    except ValueError:
+        return value.strip()
 
 
 def _split_settings(text: str) -> tuple[str, str]:

@@ -336,6 +336,22 @@ def test_the_picture_is_extended(browser):
 
 
 @pytest.mark.slow
+def test_the_part_of_a_photograph_is_shown_before_it_is_opened(browser, tmp_path):
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (960, 1280, 3), np.uint8)).save(tmp_path / "photo.png")
+    page = browser().open()
+    page.locator("#open-panel > button").click()
+    page.locator("#open-panel input[type=file]").set_input_files(tmp_path / "photo.png")
+    page.locator("#open").click()
+    expect(nodes(page)).to_have_count(1)
+    page.get_by_role("radio", name="Box").click()
+    stroke(page, (0.1, 0.1), (0.15, 0.15))
+    page.locator("#prompt textarea").fill(DOG)
+    expect(page.locator("#facts")).to_contain_text("Run first opens this part of the picture")
+    dark = pixels(page, ".region", "RGBA")[..., 3]
+    assert dark.shape == (960, 1280) and not dark[100:140, 130:190].any() and (dark[500:, 700:] == 120).all()
+
+
+@pytest.mark.slow
 def test_painting_and_erasing_by_touch(browser):
     page = browser(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True).open()
     make(page)

@@ -141,5 +141,6 @@ def test_nothing_is_answered_without_the_token_and_nothing_else_is_served(url, i
     with pytest.raises(openai.AuthenticationError, match="the token is missing or wrong"):
         openai.OpenAI(base_url=f"{url}v1", api_key="another", max_retries=0).images.generate(prompt=CAT)
     for credentials, status in (("anybody", TOKEN), 200), (("anybody", "another"), 401), (None, 401):
-        assert httpx.get(f"{url}sdapi/v1/samplers", auth=credentials).status_code == status
+        for route in ("samplers", "loras", "schedulers", "upscalers", "memory"):
+            assert httpx.get(f"{url}sdapi/v1/{route}", auth=credentials).status_code == status
     assert httpx.get(url, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404

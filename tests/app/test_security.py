@@ -100,6 +100,13 @@ NOWHERE = """/gradio_api/proxy=http://127.0.0.1/ /gradio_api/file/etc/passwd /gr
 /nowhere"""
 
 
+def test_routes_for_programs_are_those_that_are_named(uploads):
+    guard = RequestGuard(PlainTextResponse("in"), HOSTS, "", None, CALLS, frozenset({"/sdapi/v1/loras"}))
+    here = TestClient(guard, base_url="http://127.0.0.1:7860")
+    for path, status in ("/sdapi/v1/loras", 200), ("/sdapi/v1/loras/", 200), ("/sdapi/v1/loras/a", 404), ("/", 404):
+        assert here.get(path).status_code == here.post(path, json={}).status_code == status
+
+
 def test_other_routes_are_not_there(uploads):
     for path in NOWHERE.split():
         here = client(uploads)

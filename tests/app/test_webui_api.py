@@ -13,6 +13,7 @@ import pytest
 import webuiapi
 from PIL import Image
 
+from app import webui_lists
 from fisedit.metadata import image_metadata, provenance
 from fisedit.values import SchedulerName
 from tests.support.app.requests import CAT, DOG, FOX, png
@@ -213,6 +214,8 @@ def test_a_run_tells_how_far_it_is_and_is_interrupted(client):
         ("txt2img", {"prompt": CAT, "sampler_name": "Euler", "scheduler": "Beta"}, "error[input]: scheduler must be"),
         ("options", {"sd_model_checkpoint": "other"}, "error[input]:"),
         ("options", {"eta_ddim": 0.5}, "error[input]: options.eta_ddim is not known here"),
+        ("png-info", {}, "error[input]: image must be a picture in base64, got NoneType"),
+        ("png-info", {"image": "AAAA"}, "error[input]: picture must be a"),
     ],
 )
 def test_bad_requests_are_one_line(site, route, asked, line):
@@ -220,6 +223,39 @@ def test_bad_requests_are_one_line(site, route, asked, line):
     assert answer.status_code == 400 and answer.json()["detail"].startswith(line), answer.text
 
 
+def test_every_list_that_clients_ask_for_is_answered_also_where_it_is_empty(client, site):
+    for name, answer in webui_lists.LISTS.items():
+        assert httpx.get(f"{site.url}sdapi/v1/{name}").json() == answer
+    for name in webui_lists.REFRESHES:
+        answered = httpx.post(f"{site.url}sdapi/v1/{name}")
+        assert answered.status_code == 200 and answered.json() is None
+    schedulers = client.get_schedulers()
+    assert [each["name"] for each in schedulers] == ["automatic", "uniform", "karras", "exponential"]
+    assert schedulers[0].keys() == {"name", "label", "aliases", "default_rho", "need_inner_model"}
+    assert [each["name"] for each in client.get_loras()] == list(site.state.pool.loras.labels)
+    assert client.get_memory()["ram"]["total"] > 0 and client.refresh_checkpoints() is None
+
+
+def test_a_picture_is_asked_how_it_was_made(client):
+    made = client.txt2img(prompt=CAT, seed=7, **SMALL).image
+    told = client.png_info(made).info
+    assert told.startswith(f"{CAT}\nSteps: 3, Sampler: DDIM, CFG scale: 4, Seed: 7, Size: 64x64")
+    asked = {"image": encoded(Image.new("RGB", (8, 8)))}
+    answer = httpx.post(f"{client.baseurl}/png-info", json=asked).json()
+    assert answer == {"info": "", "items": {}, "parameters": {}}
+
+
+def test_a_model_that_is_taken_from_memory_comes_back_with_the_next_request(client, site):
+    source, pool = client.txt2img(prompt=CAT, seed=7, **SMALL).image, site.state.pool
+    assert httpx.post(f"{client.baseurl}/unload-checkpoint").json() == {} and pool.first.loaded is None
+    edit = client.img2img(images=[source], prompt=DOG, mask_image=left_half(), denoising_strength=1.0, **SMALL).image
+    assert pool.first.loaded is not None and not (pixels(edit) != pixels(source))[:, 32:].any()
+    httpx.post(f"{client.baseurl}/unload-checkpoint")
+    assert httpx.post(f"{client.baseurl}/reload-checkpoint", timeout=60).json() == {}
+    assert pool.first.loaded is not None
+
+
 def test_other_routes_are_not_there(site):
-    assert httpx.get(f"{site.url}sdapi/v1/memory").status_code == 404
+    for route in ("sdapi/v1/server-kill", "sdapi/v1/interrogate", "sdapi/v1/", "sdapi/v1", "sdapi/v1/loras/a"):
+        assert httpx.get(f"{site.url}{route}").status_code == 404
     assert httpx.post(f"{site.url}sdapi/v1/txt2img", content=iter([b"{}"])).status_code == 411

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from fisedit import Editor
 from fisedit.machine import device, groups, hardware
 
 NO_V1_LIMIT = 9223372036854771712
@@ -71,17 +71,8 @@ def test_memory_and_cores_are_what_a_container_has(monkeypatch):
     assert hardware.num_cores() == 1 <= cores
 
 
-def test_threads_are_no_more_than_the_limit_has_cpus(v2, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    groups.limit_threads(v2)
-    assert os.environ["OMP_NUM_THREADS"] == "5"
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    groups.limit_threads(v2)
-    assert os.environ["OMP_NUM_THREADS"] == "2"
-
-
-def test_a_machine_without_a_limit_keeps_its_threads(tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    groups.limit_threads(tmp_path)
-    assert "OMP_NUM_THREADS" not in os.environ
+@pytest.mark.parametrize(("free", "expected"), [(1 << 29, 0), (1 << 30, 0), (5 << 30, 2 << 30)])
+def test_records_leave_room_for_the_work(free, expected, pipelines, monkeypatch):
+    monkeypatch.setattr(hardware, "available_bytes", lambda: free)
+    assert hardware.recordable_bytes(torch.device("cpu")) == expected
+    assert Editor(pipelines["sd15"])._pipeline.state.cache.max_bytes == expected

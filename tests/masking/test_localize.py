@@ -137,6 +137,21 @@ def test_an_edit_without_effect_is_said(pipelines, monkeypatch):
     assert any("hardly changed inside the mask" in note for note in editor.edit(DOG, mask=SQUARE).stats.notes)
 
 
+def test_an_edit_by_words_without_effect_is_said():
+    """It is told from more of a change than in a mask that was given, which may hold more than what changes."""
+    editor = Editor.from_pretrained("demo", local_files_only=True)
+    source = editor.generate(CAT, seed=7, num_inference_steps=6, width=128, height=128)
+    told = "hardly changed where the words point"
+    weighted = editor.edit(CAT.replace("cat", "(cat:1.01)"))
+    assert weighted.mask.source is MaskSource.ATTENTION and any(told in note for note in weighted.stats.notes)
+    editor.checkout(source.id)
+    given = editor.edit(CAT.replace("cat", "(cat:1.01)"), mask=weighted.mask.grid)
+    assert not any("hardly changed" in note for note in given.stats.notes)
+    for prompt, options in ((DOG, {}), (DOG, {"strength": 0.2}), ("a cake on a beach", {})):
+        editor.checkout(source.id)
+        assert not any(told in note for note in editor.edit(prompt, **options).stats.notes)
+
+
 # ---- drift ------------------------------------------------------------------------------------------------------
 
 
