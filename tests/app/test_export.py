@@ -53,7 +53,7 @@ def test_of_another_programs_picture_prompt_and_settings_are_restored(state):
     )
     assert found.prompt == "a cat on a beach"
     assert found.settings == SourceSettings(20, 7.0, 1, 64, 128, "dpmsolver++_karras", "rain")
-    found = restored("Steps: 9999, Sampler: Euler a, Size: 1024x1536")
+    found = restored("Steps: 9999, Sampler: Euler a, Size: 1024x2048")
     assert found.prompt == "a cat on a beach"
     assert found.settings == SourceSettings(scheduler="euler_a", negative_prompt="rain", width=1024)
     assert "Not used: steps must be" in found.message and "height must be" in found.message

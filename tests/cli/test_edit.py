@@ -94,7 +94,7 @@ class TestEdit:
         mask.save(tmp_path / "mask.png")
         words = ("--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png", "--output", "new.png", "--json")
         run = fisedit("edit", "--picture", "mine.png", *words, "--model", "xl", *QUICK)
-        assert run.status == 0 and json.loads(run.out)["unet_evaluations_sparse"]
+        assert run.status == 0 and json.loads(run.out)["stats"]["unet_evaluations_sparse"]
         old, new = (np.asarray(Image.open(tmp_path / name).convert("RGB")) for name in ("mine.png", "new.png"))
         outside = np.asarray(mask) == 0
         assert np.array_equal(old[outside], new[outside]) and not np.array_equal(old, new)

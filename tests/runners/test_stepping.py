@@ -514,8 +514,8 @@ def test_the_command_line_through_graphs(fisedit, model, monkeypatch):
     assert told["stats"]["unet_evaluations_captured"] == STEPS and told["stats"]["uncaptured"] == ""
 
 
-def test_features_may_take_half_of_what_is_free_where_they_lie(pipelines, monkeypatch):
-    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
+def test_features_may_take_half_of_what_is_free_beyond_a_steps_work_where_they_lie(pipelines, monkeypatch):
+    monkeypatch.setattr(machine, "available_bytes", lambda: machine.WORKING_BYTES + 1000)
     assert Editor(pipelines["shallow"]).max_recorded_bytes == 500
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (140, 200))
     assert machine.free_bytes(torch.device("cuda")) == 140
