@@ -80,7 +80,7 @@ def test_a_folder_loads_exactly_and_quietly(pipelines, model, capfd):
 
 
 LOADING = """
-import re, sys
+import gc, re, sys
 from pathlib import Path
 from fisedit.models.loader import load
 def status(name):
@@ -88,6 +88,7 @@ def status(name):
 load(sys.argv[1])  # the libraries are imported
 for dtype in ("bf16", "fp32"):
     pipe = None
+    gc.collect()  # modules refer to one another
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     pipe = load(sys.argv[2], dtype=dtype)
