@@ -100,5 +100,5 @@ WORKING_BYTES = 1 << 30
 
 
 def recordable_bytes(device: torch.device) -> int:
-    """Memory that records may take where nobody says: half of what is free beyond `WORKING_BYTES`."""
+    """Memory that records take by default at most: half of what is free beyond `WORKING_BYTES`."""
     return max(0, free_bytes(device) - WORKING_BYTES) // 2

@@ -38,7 +38,7 @@ LOW_CONFIDENCE = 0.1
 criterion. It catches maps with a few stray peaks, not every map without a shape: pure Gaussian noise has .64."""
 
 SURE = 0.6
-"""Confidence from which words are believed to point at their thing, where nobody says so."""
+"""Confidence from which words are believed to point at their thing, by default."""
 
 MIN_COMPONENT_AREA = 0.01
 """Share of the frame below which a component of an automatic mask is dropped."""
