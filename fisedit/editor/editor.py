@@ -48,7 +48,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
     """The editor: it generates a picture and edits it, computing only what the words change.
 
     Args:
-        pipe: a Stable Diffusion 1.x or 2.x pipeline. Editors may share one.
+        pipe: a Stable Diffusion 1.x, 2.x or XL pipeline. Editors may share one.
         model: its name, for saved sessions.
         vae: path of its autoencoder, for saved sessions; "" for the model's own.
         max_recorded_bytes: recorded features kept in the memory of the device; None for half of what is free there

@@ -187,7 +187,7 @@ class FisEditPipeline:
         """A pipeline over the models of one of diffusers'.
 
         Args:
-            pipeline: A pipeline of Stable Diffusion 1.x or 2.x; its models are shared.
+            pipeline: A pipeline of Stable Diffusion 1.x, 2.x or XL; its models are shared.
         """
         return cls(Editor(pipeline))
 
