@@ -190,7 +190,8 @@ class EditMixin(EditorBase):
         """Remove an object by inpainting from its surroundings, without words for what is to be seen there.
 
         Inside the region nothing attends to the region itself (Attentive Eraser, arXiv 2412.12974). Read is what the
-        prompt says of the whole picture, with a guidance of 1.5 at most.
+        prompt says of the whole picture, with a guidance of 1.5 at most. The last 70 % of the steps run, from what
+        continues the picture around the region.
 
         Args:
             region: what goes, with what it casts, such as a shadow.

@@ -288,6 +288,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
             size = self.current.size
             regions = [(Region.mask(cell_pixels(each.grid, size)), each.prompt) for each in run.regional]
             return self.edit(edit.prompt, regions=regions, strength=strength, seed=edit.seed, on_step=on_step)
+        strength = 1.0 if run.erases else strength  # words that remove choose it themselves
         return self.edit(
             edit.prompt, region=region, structure=run.structure, strength=strength, seed=edit.seed, on_step=on_step
         )

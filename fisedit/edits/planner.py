@@ -185,6 +185,7 @@ class Planner:
             cells = mask.cells(config.num_timesteps)
             is_part = not found.reason and not mask.grid.all() and mask.levels is None
             erases = request.erases or (request.removes and is_part)
+            start = request.erasing_start if erases and mask.levels is None else start
             dilation = request.dilation or self._choose_dilations(request, cells, start, costs, erases=erases)
             is_sparse = erases or regional or request.is_frame
             reason = found.reason or ("" if is_sparse else costs.dense_is_cheaper(cells, dilation, start))

@@ -63,6 +63,12 @@ REMOVAL_MARGIN = 1 / 32
 
 Decoded, an object reaches a cell or two beyond those that words point at (of 32)."""
 
+ERASING_STRENGTH = 0.7
+"""Share of the steps that erasing runs, from what continues the picture around the hole.
+
+In 24 deletions of drawn scenes (256 px, 20 steps, development seed 9300) it led to 30.4 dB in the tenth percentile.
+All of the steps, from noise alone, led to 25.9; medians are equal."""
+
 
 @dataclass(frozen=True)
 class Repaint:
@@ -157,9 +163,18 @@ class EditRequest:
             raise InputError(
                 "with another seed, PLMS begins at the first step alone, got strength under 1; use strength=1"
             )
-        if self.new_noise and scheduler is SchedulerName.HEUN:
-            return start - start % 2  # whose steps are pairs
-        return start
+        return self._begin_pair(start) if self.new_noise else start
+
+    def _begin_pair(self, start: int) -> int:
+        """Return a first step, or the one before it where Heun would begin with the second step of a pair."""
+        return start - start % 2 if self.config.scheduler is SchedulerName.HEUN else start
+
+    @property
+    def erasing_start(self) -> int:
+        """Index of the first step to run where an area is erased; the first of all for samplers with a memory."""
+        if self.strength < 1 or self.config.scheduler is SchedulerName.PNDM:
+            return self.start
+        return self._begin_pair(first_step(ERASING_STRENGTH, self.config.num_timesteps))
 
     def _dilations(self) -> tuple[Dilation, ...]:
         """Latent cells beyond the mask for every step; () where the cost decides."""

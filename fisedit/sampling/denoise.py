@@ -18,7 +18,7 @@ from fisedit.features.cache import StepFeatures, shifted
 from fisedit.machine.stopwatch import STEP_DENSE, span
 from fisedit.sampling import records
 from fisedit.sampling.inversion import invert_ddim
-from fisedit.sampling.latent_blend import LatentBlend
+from fisedit.sampling.latent_blend import LatentBlend, filled_from_around
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.step import DenoisingState, StepCallback, denoise
 from fisedit.sampling.step_runners import DenseRunner, FrameRunner, SparseRunner, UnrecordedRunner
@@ -140,12 +140,13 @@ def run_clip(
 def _edit_state(engine: Engine, source: Trajectory, edit: LatentEdit, *, linear: bool = False) -> DenoisingState:
     """Return an edit before its first step; `linear` as in `Engine.sampler`.
 
-    What is erased begins with other noise than the source.
+    What is erased begins with other noise than the source, over what continues the latents around it.
     """
-    config = edit.config
-    if edit.mode.erases and config.seed == source.config.seed:
-        config = replace(config, seed=next_seed(config.seed))
-    blend = LatentBlend(edit.cells, source, config, edit.mode.start)
+    config, finished = edit.config, None
+    if edit.mode.erases:
+        config = replace(config, seed=next_seed(config.seed)) if config.seed == source.config.seed else config
+        finished = filled_from_around(source.latents[-1], edit.cells.grid)
+    blend = LatentBlend(edit.cells, source, config, edit.mode.start, finished)
     sampler = engine.sampler(config, source, noises=blend.noises(), linear=linear)
     trajectory = Trajectory(edit.config, text_keys=edit.text_keys, inpaint_inputs=edit.inpaint_inputs)
     trajectory.copy_first_steps(source, edit.mode.start, sampler)

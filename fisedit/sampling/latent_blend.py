@@ -23,14 +23,22 @@ class LatentBlend:
     Args:
         cells: The active cells of the edit.
         source: the trajectory that is edited.
-        config: The config of the edit. Where its seed is another, cells begin with its own noise over the finished
-            source.
+        config: The config of the edit. Where its seed is another, cells begin with its own noise over finished latents.
         start: index of the first step.
+        finished: those latents [1, 4, h, w]; None for the source's.
     """
 
-    def __init__(self, cells: ActiveCells, source: Trajectory, config: GenerationConfig, start: int) -> None:
+    def __init__(
+        self,
+        cells: ActiveCells,
+        source: Trajectory,
+        config: GenerationConfig,
+        start: int,
+        finished: Tensor | None = None,
+    ) -> None:
         self._cells, self._source, self._start = cells, source, start
         self._own_noise, self._seed = config.seed != source.config.seed, config.seed
+        self._finished = source.latents[-1] if finished is None else finished
         self._tensors: dict[int, Tensor] = {}
 
     def noises(self) -> list[Tensor]:
@@ -64,7 +72,7 @@ class LatentBlend:
         joining = self._cells.joining(i, self._start)
         if not joining.any():
             return latents
-        return torch.where(self._to_tensor(joining), sampler.noised(self._source.latents[-1], i), latents)
+        return torch.where(self._to_tensor(joining), sampler.noised(self._finished, i), latents)
 
     def _inside(self, i: int) -> Tensor:
         """The cells that are inside at step i: booleans [1, 1, h, w]."""
@@ -75,3 +83,17 @@ class LatentBlend:
 
     def _to_tensor(self, grid: BoolGrid) -> Tensor:
         return torch.from_numpy(grid[None, None].copy()).to(self._source.latents[0].device)
+
+
+def filled_from_around(latents: Tensor, grid: BoolGrid) -> Tensor:
+    """Latents whose cells inside a mask continue those around it, by biharmonic inpainting.
+
+    Args:
+        latents: [1, 4, h, w], without noise.
+        grid: booleans [h, w], the mask; not all of them.
+    """
+    from skimage.restoration import inpaint_biharmonic
+
+    known = latents[0].permute(1, 2, 0).cpu().double().numpy()  # [h, w, 4]
+    filled = inpaint_biharmonic(known, grid.copy(), channel_axis=-1)  # which cannot take a read-only mask
+    return torch.from_numpy(filled).permute(2, 0, 1)[None].to(latents)

@@ -15,6 +15,7 @@ from fisedit import Editor, Region
 from fisedit.errors import InputError, MaskError
 from fisedit.sampling import denoise, step_runners
 from fisedit.sampling.engine import Engine
+from fisedit.sampling.latent_blend import filled_from_around
 from fisedit.sampling.step_runners import ERASED_GUIDANCE
 from fisedit.sampling.trajectory import LatentEdit
 from fisedit.sparse_kernels.dilation import dilate
@@ -294,3 +295,35 @@ def test_a_remade_variation_stays_where_it_was(editor, tmp_path):
     assert [result.run.erases for result in remade.history] == [False, True, False]
     assert np.array_equal(remade.history[1].mask.grid, erased.mask.grid)
     assert remade.current.config.seed == 99 and remade.current.mask.grid.any()
+
+
+def test_a_hole_begins_with_what_continues_the_picture_around_it(shipped):
+    """Noise of its own lies over it, as diffusers' scheduler adds noise at the first step that runs."""
+    engine, config = Engine(shipped), config_of()
+    source = record(engine, config)
+    changed, start = replace(config, seed=config.seed + 1), config.num_timesteps // 2
+    mode = EditMode((0,) * config.num_timesteps, start=start, erases=True)
+    with torch.inference_mode():
+        edit = LatentEdit(changed, engine.encode(changed), {}, ActiveCells(SQUARE), mode)
+        (got,) = denoise.run_sparse(engine, source, [edit], unwatched)
+    scheduler = shipped.scheduler.from_config(shipped.scheduler.config)
+    scheduler.set_timesteps(config.num_inference_steps)
+    noise = torch.randn(source.latents[0].shape, generator=torch.Generator().manual_seed(changed.seed))
+    filled = filled_from_around(source.latents[-1], SQUARE)
+    inside = torch.from_numpy(SQUARE)
+    expected = scheduler.add_noise(filled, noise.to(filled), scheduler.timesteps[start : start + 1])
+    first = torch.where(inside, expected, source.latents[start])
+    assert oracle.deviation(latents(got)[start], first) <= FP32
+    ramp = torch.linspace(0, 1, 16).expand(1, 4, 16, 16) + torch.linspace(0, 2, 16)[:, None]
+    assert oracle.deviation(filled_from_around(torch.where(inside, 0, ramp), SQUARE), ramp) <= FP32
+
+
+@pytest.mark.parametrize(("scheduler", "start"), [("ddim", 6), ("dpmsolver++", 6), ("pndm", 0), ("heun", 12)])
+def test_erasing_skips_the_first_steps(shipped, scheduler, start):
+    """Words that remove skip them too; PLMS cannot, and Heun's steps are pairs."""
+    editor = Editor(shipped, model="demo")
+    options = {"seed": 7, "num_inference_steps": 20, "scheduler": scheduler, "width": 128, "height": 128}
+    source = editor.generate(CAT, **options)
+    assert editor.erase(Region.mask(SQUARE)).run.start == start
+    editor.checkout(source.id)
+    assert editor.edit("a cat on a beach").run.start == start
