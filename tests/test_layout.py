@@ -41,6 +41,7 @@ ELSEWHERE = {
     "test_readme": "the code in the documents",
     "test_reliability": "the table in docs/reliability.md",
     "test_trace_edit": "tools/trace_edit.py",
+    "test_try_releases": "tools/try-releases",
 }
 """Tests of no single module -> what they test."""
 
