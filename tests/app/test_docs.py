@@ -1,4 +1,4 @@
-"""What docs/app.md shows is true: its Python and its curl run against the app."""
+"""What docs/app.md shows is true: its Python and its curl run. The app answers the routes of docs/guides/clients.md."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 
+import httpx
 import pytest
 from PIL import Image
 
-from tests.support.documents import APP_ADDRESS, APP_GUIDE, blocks
+from tests.support.documents import APP_ADDRESS, APP_GUIDE, CLIENTS_GUIDE, blocks
 
 
 def test_the_python_runs(site, tmp_path):
@@ -41,3 +42,12 @@ def test_curl_runs(site):
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("event: generating") >= 10 and "event: error" not in run.stdout
     assert run.stdout.count("event: complete") == 2 and '"change": "cat -> dog"' in run.stdout
+
+
+def test_every_route_that_the_guided_clients_call_is_answered(site):
+    routes = re.findall(r"^\| `(GET|POST) /(\S+)` \|", CLIENTS_GUIDE, re.MULTILINE)
+    assert ("POST", "v1/images/edits") in routes and ("GET", "sdapi/v1/sd-modules") in routes
+    for method, route in routes:
+        answer = httpx.request(method, site.url + route, **({"json": {}} if method == "POST" else {}))
+        assert answer.status_code in ((200,) if method == "GET" else (200, 400)), (method, route, answer.text)
+    assert httpx.get(f"{site.url}system_stats").status_code == 404, "what Krita asks first"

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 APP_GUIDE = (ROOT / "docs" / "app.md").read_text(encoding="utf-8")
+CLIENTS_GUIDE = (ROOT / "docs" / "guides" / "clients.md").read_text(encoding="utf-8")
 APP_ADDRESS = "http://127.0.0.1:7860"
 """Where the guide's examples look for the app."""
 
