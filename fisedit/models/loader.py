@@ -24,6 +24,7 @@ from fisedit.models import validation as checks
 from fisedit.models.conversion import build, converted, current_names, origins, scale_names, trace, unscaled
 from fisedit.models.families import family as families
 from fisedit.models.families.family import SD1, SD2, SDXL, Family
+from fisedit.models.families.file_blocks import read_blocks, renumbered
 from fisedit.models.families.stable_diffusion_xl import as_model
 from fisedit.models.file_settings import MARKERS, read_settings
 from fisedit.models.group_norm import stabilise
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["config_folder", "demo_folder", "load", "load_tokenizer", "quiet_loaders"]
 
 _SCHEDULE_TOLERANCE = 2e-3  # fp16's rounding of numbers up to 1, and less than zero terminal SNR's change
-_AGAIN = "get the file again, or of a distilled model (BK-SDM, SSD-1B) its diffusers folder"
 _STEM, _TEXT_STEM = "diffusion_pytorch_model", "model"
 
 
@@ -137,15 +137,16 @@ def _load_file(path: Path, dtype: torch.dtype, without: Collection[str]) -> Any:
     files, shapes, family = _checked_file(path, without)
     told = read_settings(files[0], shapes, family)
     configs = {part: read_json(family.configs / part / "config.json") for part in family.parts if part not in without}
-    configs["unet"] |= {"in_channels": checks.file_inputs(shapes)}
-    read, traced = {*MARKERS, *scale_names(shapes)}, trace(shapes)
+    blocks = read_blocks(shapes)
+    configs["unet"] = blocks.config(configs["unet"]) | {"in_channels": checks.file_inputs(shapes)}
+    read, traced = {*MARKERS, *scale_names(shapes)}, renumbered(trace(shapes), blocks)
     for part, config in configs.items():
         expected, found = _shapes_of(part, json.dumps(config)), _converted(family, part, traced, config)
         actual = {name: tuple(tensor.shape) for name, tensor in found.items()}
-        checks.check_shapes(part, expected, actual, again=_AGAIN)
+        checks.check_shapes(part, expected, actual, again="get the file again")
         read |= origins(found, expected)
     mapped = read_tensors(files)
-    tensors = unscaled(mapped, dtype)
+    tensors = renumbered(unscaled(mapped, dtype), blocks)
     modules = {
         part: _build(
             part,

@@ -145,7 +145,9 @@ DISTILLED: Mapping[str, UNetShape] = MappingProxyType(
     {
         "BK-SDM-Base": replace(SHAPES["sd15"], layers=1),
         "BK-SDM-Small": replace(SHAPES["sd15"], layers=1, middle=None),
-        "BK-SDM-Tiny": replace(SHAPES["demo"], layers=1, middle=None),
+        "BK-SDM-Tiny": replace(
+            SHAPES["sd15"], channels=(16, 32, 48), attention=(True, True, True), layers=1, middle=None
+        ),
         "SSD-1B": replace(
             SHAPES["sdxl"],
             depth=((1, 1), (2, 2), (1, 2)),

@@ -56,9 +56,13 @@ _OPEN_CLIP: Rules = (
 )
 
 
-def save_single_file(pipe: StableDiffusionPipeline, path: Path, *, sd2: bool = False) -> Path:
-    """Save `pipe`, which has two layers a block, as one safetensors file, its text encoder as 1.x's, 2.x's or XL's."""
-    tensors = {f"model.diffusion_model.{unet_name(pipe, n)}": t for n, t in pipe.unet.state_dict().items()}
+def save_single_file(pipe: StableDiffusionPipeline, path: Path, *, sd2: bool = False, has_gaps: bool = False) -> Path:
+    """Save `pipe` as one safetensors file, its text encoder as 1.x's, 2.x's or XL's.
+
+    With gaps, blocks are numbered as if every level had two layers, as diffusers' own script does it.
+    """
+    layers = 2 if has_gaps else pipe.unet.config.layers_per_block
+    tensors = {f"model.diffusion_model.{unet_name(pipe, n, layers)}": t for n, t in pipe.unet.state_dict().items()}
     for name, tensor in pipe.vae.state_dict().items():
         tensors[f"first_stage_model.{_vae_name(name)}"] = _vae_tensor(name, tensor)
     text = {name.removeprefix("text_model."): tensor for name, tensor in pipe.text_encoder.state_dict().items()}
@@ -89,7 +93,7 @@ def _open_clip(text: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def unet_name(pipe: StableDiffusionPipeline, name: str) -> str:
+def unet_name(pipe: StableDiffusionPipeline, name: str, layers: int = 2) -> str:
     for start, ldm in _ENDS.items():
         if name.startswith(start + "."):
             return ldm + name.removeprefix(start)
@@ -97,12 +101,13 @@ def unet_name(pipe: StableDiffusionPipeline, name: str) -> str:
         kind, index, rest = match.groups()
         return f"middle_block.{1 if kind == 'attentions' else 2 * int(index)}{_inside(rest, kind)}"
     side, block, kind, index, rest = re.match(r"(down|up)_blocks\.(\d)\.(\w+)\.(\d)(.*)", name).groups()
-    first = 3 * int(block) + int(index)
+    step = layers + 1
+    first = step * int(block) + int(index)
     if kind == "downsamplers":
-        return f"input_blocks.{3 * int(block) + 3}.0.op{rest.removeprefix('.conv')}"
+        return f"input_blocks.{step * int(block) + step}.0.op{rest.removeprefix('.conv')}"
     if kind == "upsamplers":
         place = 2 if hasattr(pipe.unet.up_blocks[int(block)], "attentions") else 1
-        return f"output_blocks.{3 * int(block) + 2}.{place}{rest}"
+        return f"output_blocks.{step * int(block) + layers}.{place}{rest}"
     home = f"input_blocks.{first + 1}" if side == "down" else f"output_blocks.{first}"
     return f"{home}.{1 if kind == 'attentions' else 0}{_inside(rest, kind)}"
 
