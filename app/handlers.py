@@ -273,6 +273,7 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
         guidance_scale=config.guidance_scale,
         clip_skip=config.clip_skip,
         negative_clip_skip=config.negative_clip_skip,
+        sizes=config.sizes,
         on_step=on_step,
     )
 

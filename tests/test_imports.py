@@ -179,7 +179,7 @@ MANY_FIELDS = {
     "EditStats": 16,
     "EditPlan": 13,
     "BatchSettings": 16,
-    "GenerationConfig": 15,
+    "GenerationConfig": 16,
     "SpeedSettings": 13,
     "EditRequest": 14,
     "Checked": 13,

@@ -39,6 +39,7 @@ def generate(
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
     clip_skip: opt.ClipSkip = 0,
+    sizes: opt.Sizes = None,
     lora: opt.Lora = None,
     lora_scale: opt.LoraScale = None,
     adapter: opt.Adapter = None,
@@ -91,6 +92,7 @@ def generate(
                 height=height,
                 scheduler=scheduler,
                 clip_skip=clip_skip,
+                sizes=sizes,
                 on_step=on_step,
                 **conditions,
             )
@@ -153,6 +155,7 @@ def edit(
     height: opt.Height = None,
     scheduler: opt.Scheduler = "ddim",
     clip_skip: opt.ClipSkip = 0,
+    sizes: opt.Sizes = None,
     model: opt.Model = "demo",
     vae: opt.Vae = None,
     device: opt.Device = None,

@@ -21,6 +21,7 @@ CONFIG = (
     "height",
     "scheduler",
     "clip_skip",
+    "sizes",
 )
 """Options of a run, which a session or a file has of its own."""
 

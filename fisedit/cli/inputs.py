@@ -27,6 +27,7 @@ _SETTINGS = {
     "guidance_scale": 7.5,
     "scheduler": "ddim",
     "clip_skip": 0,
+    "sizes": None,
 }
 """Settings of a picture, and what counts for commands without such an option."""
 

@@ -53,6 +53,13 @@ Width = Annotated[int | None, Option(help="Pixels that are painted, divisible by
 Height = Annotated[int | None, Option(help="Pixels that are painted, divisible by 8; what suits the model without it.")]
 Scheduler = Annotated[str, Option(help=_SCHEDULERS)]
 ClipSkip = Annotated[int, Option(help="Layers of the text encoder to leave out; one less than web UIs' clip skip.")]
+Sizes = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=HEIGHT,WIDTH",
+        help="Of Stable Diffusion XL: original_size, target_size, crops_coords_top_left; may be repeated.",
+    ),
+]
 Vae = Annotated[Path | None, Option(help="Another autoencoder than the model's: a folder or a .safetensors file.")]
 PreviewVae = Annotated[
     Path | None, Option(help="Folder with an AutoencoderTiny (TAESD) that decodes previews while a picture is made.")

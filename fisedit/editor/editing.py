@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fisedit.values.drive import Drive
+    from fisedit.values.sizes import Sizes
 
 
 from fisedit.editor.base import EditorBase
@@ -52,6 +53,7 @@ class EditMixin(EditorBase):
         scheduler: str = "ddim",
         clip_skip: int = 0,
         negative_clip_skip: int = 0,
+        sizes: Sizes | Mapping[str, Any] | Sequence[str] | None = None,
         reference: Image | None = None,
         control: Image | None = None,
         drive: Drive | None = None,
@@ -70,6 +72,8 @@ class EditMixin(EditorBase):
             scheduler: a `SchedulerName`, or its name in web UIs or diffusers, such as "DPM++ 2M Karras".
             clip_skip: layers of the text encoder to leave out at its end, 0 to 11; one less than web UIs' clip skip.
             negative_clip_skip: those of the negative prompt; in diffusers 0, in web UIs as many as of the other.
+            sizes: sizes that XL is told: `original_size`, `target_size` (height, width), `crops_coords_top_left`, and
+                these with `negative_`, as diffusers' pipeline takes them; None for the picture's own, uncropped.
             reference: a picture whose look it takes, and all edits of it that name no other; see `load_adapter`.
             control: a picture that says where things are, for it and all edits that name no other; see `load_adapter`.
             drive: a head's pose and expression, for it and all edits that name no other; see `load_adapter`.
@@ -94,6 +98,7 @@ class EditMixin(EditorBase):
             scheduler=scheduler,
             clip_skip=clip_skip,
             negative_clip_skip=negative_clip_skip,
+            sizes=sizes,
         )
         conditions = {REFERENCE: reference, CONTROL: control, DRIVE: drive}
         request = self._pipeline.requests.source(config, conditions=conditions, on_step=on_step)

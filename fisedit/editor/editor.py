@@ -114,6 +114,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
                 guidance_scale=config.guidance_scale,
                 clip_skip=config.clip_skip,
                 negative_clip_skip=config.negative_clip_skip,
+                sizes=config.sizes,
                 reference=self._engine.references.picture_of(config.like, REFERENCE),
                 on_step=on_step,
             )

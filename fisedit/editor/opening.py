@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fisedit.adapters.control_pictures import CANNY, canny
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from fisedit.values import Box
     from fisedit.values.drive import Drive
+    from fisedit.values.sizes import Sizes
 
 
 from fisedit.editor.base import EditorBase
@@ -61,6 +62,7 @@ class OpenMixin(EditorBase):
         height: int | None = None,
         clip_skip: int = 0,
         negative_clip_skip: int = 0,
+        sizes: Sizes | Mapping[str, Any] | Sequence[str] | None = None,
         reference: Image | None = None,
         control: Image | str | None = None,
         drive: Drive | None = None,
@@ -91,6 +93,7 @@ class OpenMixin(EditorBase):
             height: height of the canvas in pixels, divisible by 8; None for what suits the model.
             clip_skip: layers of the text encoder to leave out, as in `generate`.
             negative_clip_skip: those to leave out for the negative prompt, as in `generate`.
+            sizes: sizes that XL is told, as in `generate`; the canvas's own without it.
             reference: a picture whose look it takes, as in `generate`; edits then read what was recorded of it.
             control: a picture that says where things are, as in `generate`, or "canny" for the edges of what is on the
                 canvas. One of the picture's size is cut as the picture is.
@@ -119,6 +122,7 @@ class OpenMixin(EditorBase):
             height=height,
             clip_skip=clip_skip,
             negative_clip_skip=negative_clip_skip,
+            sizes=sizes,
             conditions={REFERENCE: reference, CONTROL: control, DRIVE: drive},
             on_step=on_step,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from inspect import signature
 from pathlib import Path
@@ -23,6 +24,7 @@ from fisedit.integrations.diffusers_names import ABSENT, IDLE, PARTS, PASSED, fi
 from fisedit.models.paths import HUB_ID, download_files, expand_home
 from fisedit.storage.canvas import to_editable
 from fisedit.values import SchedulerName
+from fisedit.values.sizes import Sizes, make_sizes
 
 if TYPE_CHECKING:
     from diffusers import SchedulerMixin, StableDiffusionPipeline
@@ -457,8 +459,9 @@ class FisEditPipeline:
             ip_adapter_image: the picture that an IP-Adapter reads, the editor's `reference`; None for none.
             output_type: "pil" or "np".
             return_dict: whether an output object is returned, instead of a tuple.
-            edit: further arguments of `Editor.edit`, such as `quality` or `protect`. Others of diffusers' are accepted
-                at their defaults, such as `num_images_per_prompt=1`.
+            edit: further arguments of `Editor.edit`, such as `quality` or `protect`, and sizes of Stable Diffusion XL's
+                pipeline, such as `original_size`. Others of diffusers' are accepted at their defaults, such as
+                `num_images_per_prompt=1`.
 
         Returns:
             Images, and None for `nsfw_content_detected`. Pixels outside the mask are the image's own.
@@ -476,6 +479,7 @@ class FisEditPipeline:
         if not isinstance(prompt, Sequence):
             raise PromptError(f"prompt must be text or several texts, got {type(prompt).__name__}; describe the image")
         makes_by_tcd = image is None and _scheduler_name(self.scheduler) is SchedulerName.TCD
+        sizes = {field.name: edit.pop(field.name, None) for field in fields(Sizes)}
         edit = _known_arguments(edit, _EDITING, {**_USUAL_CALLS, **({"eta": _TCD_ETA} if makes_by_tcd else {})})
         settings: dict[str, Any] = {
             "seed": generator.initial_seed() if generator else 0,
@@ -485,6 +489,7 @@ class FisEditPipeline:
             "height": height,
             "width": width,
             "clip_skip": clip_skip or 0,
+            "sizes": make_sizes(sizes),
         }
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not prompts:

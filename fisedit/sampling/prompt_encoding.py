@@ -56,10 +56,11 @@ class PromptEncoder:
             guided: whether both branches run.
         """
         encode, skipped = chunk_encoder(self._pipe), (config.clip_skip, config.negative_clip_skip)
-        size, is_unprompted = (config.height, config.width), not parse(config.negative_prompt).text.strip()
+        sizes = (config.height, config.width), config.sizes
+        is_unprompted = not parse(config.negative_prompt).text.strip()
         with self._graphs.cache.captured_encoder(self._pipe.text_encoder):
             chunks = self._chunks(config, guided=guided)
-            return joined([encode(PromptChunk(*each, *skipped, size, is_unprompted)) for each in chunks])
+            return joined([encode(PromptChunk(*each, *skipped, *sizes, is_unprompted)) for each in chunks])
 
     def _chunks(self, config: GenerationConfig, *, guided: bool) -> list[tuple[WeightedPrompt, WeightedPrompt | None]]:
         """The chunks of both prompts side by side, the negative one's None where it is not used."""

@@ -12,6 +12,7 @@ from fisedit.errors import InputError, PromptError, as_text
 from fisedit.values.base import LATENT_FACTOR, MAX_PROMPT_CHARS, are_numbers, is_number
 from fisedit.values.drive import Drive
 from fisedit.values.schedulers import SchedulerName, num_timesteps
+from fisedit.values.sizes import Sizes, make_sizes
 
 if TYPE_CHECKING:
     from fisedit.values.base import Box
@@ -113,6 +114,7 @@ class GenerationConfig:
         textual_inversions: words of the prompts whose embeddings come from files, each as "word:digest of the file".
         crop: left, top, right and bottom in pixels of the part of an opened picture that is painted on; None for all.
         negative_clip_skip: layers that are left out for the negative prompt; in web UIs as many as clip_skip.
+        sizes: The sizes that Stable Diffusion XL is told in place of the picture's own; None for these.
     """
 
     prompt: str
@@ -130,6 +132,7 @@ class GenerationConfig:
     textual_inversions: tuple[str, ...] = ()
     crop: Box | None = None
     negative_clip_skip: int = 0
+    sizes: Sizes | None = None
 
     @property
     def opened(self) -> bool:
@@ -188,7 +191,7 @@ MAX_CROP = 2**24
 
 
 _LARGEST_FACTOR = 1e9
-_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop", "negative_clip_skip")
+_OPTIONAL = ("like", "loras", "clip_skip", "textual_inversions", "crop", "negative_clip_skip", "sizes")
 
 
 def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
@@ -210,6 +213,7 @@ def make_generation_config(prompt: str, **settings: Any) -> GenerationConfig:
 def config_to_dict(config: GenerationConfig) -> dict[str, Any]:
     """The arguments of `make_generation_config`, JSON-ready; most fields are left out if empty."""
     entries = asdict(config) | {"like": [reference.as_dict() for reference in config.like]}
+    entries["sizes"] = config.sizes.as_dict() if config.sizes else None
     return {name: value for name, value in entries.items() if value or name not in _OPTIONAL}
 
 
@@ -376,6 +380,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "height": lambda value: _side("height", value),
     "clip_skip": lambda value: check_integer("clip_skip", value, CLIP_SKIPS),
     "negative_clip_skip": lambda value: check_integer("negative_clip_skip", value, CLIP_SKIPS),
+    "sizes": make_sizes,
     "scheduler": lambda value: _enum_value("scheduler", value, SchedulerName),
     "inversion": lambda value: None if value is None else _enum_value("inversion", value, Inversion),
     "like": parse_adapter_references,

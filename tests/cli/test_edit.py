@@ -93,11 +93,16 @@ class TestEdit:
         mask = Image.fromarray(np.kron(np.eye(4, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
         mask.save(tmp_path / "mask.png")
         words = ("--source-prompt", BEFORE, "--prompt", AFTER, "--mask", "mask.png", "--output", "new.png", "--json")
-        run = fisedit("edit", "--picture", "mine.png", *words, "--model", "xl", *QUICK)
+        sizes = ("--sizes", "original-size=96,200", "--sizes", "crops_coords_top_left=0,8")
+        run = fisedit("edit", "--picture", "mine.png", *words, "--model", "xl", *sizes, *QUICK)
         assert run.status == 0 and json.loads(run.out)["stats"]["unet_evaluations_sparse"]
         old, new = (np.asarray(Image.open(tmp_path / name).convert("RGB")) for name in ("mine.png", "new.png"))
         outside = np.asarray(mask) == 0
         assert np.array_equal(old[outside], new[outside]) and not np.array_equal(old, new)
+        made = json.loads(fisedit("show", "new.png", "--json").out)
+        assert made["fisedit"]["source"]["sizes"] == {"original_size": [96, 200], "crops_coords_top_left": [0, 8]}
+        refused = fisedit("generate", BEFORE, *sizes, *QUICK)
+        assert refused.status and "sizes are read by Stable Diffusion XL alone" in refused.err
 
     def test_without_a_caption(self, fisedit, model, tmp_path):
         scene().save(tmp_path / "mine.png")

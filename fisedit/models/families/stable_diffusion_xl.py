@@ -5,6 +5,7 @@ Knows diffusers' pipeline; everything behind it sees a UNet, an autoencoder and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fisedit.models.families.conditioning import Conditioning, concatenated
 from fisedit.prompts.embeddings import ShortenedEncoder, token_ids, weighted_embeddings
+from fisedit.values.sizes import Sizes
 
 if TYPE_CHECKING:
     from fisedit.machine.model import Model
@@ -89,17 +91,16 @@ class StableDiffusionXL:
 
         An empty negative prompt is all zeros where the model was trained so.
         """
-        height, width = chunk.size
+        unprompted, prompted = (chunk.sizes or Sizes()).numbers(chunk.size)
         text, pooled = self._encode(chunk.prompt, chunk.clip_skip)
-        sizes = torch.tensor([[height, width, 0, 0, height, width]]).to(text)  # of the original, the crop, the target
-        positive = Conditioning(text, {"text_embeds": pooled, "time_ids": sizes})
+        positive = _conditioning(text, pooled, prompted)
         if chunk.negative is None:
             return positive
         if chunk.is_unprompted and self.pipe.config.force_zeros_for_empty_prompt:
             text, pooled = torch.zeros_like(text), torch.zeros_like(pooled)
         else:
             text, pooled = self._encode(chunk.negative, chunk.negative_clip_skip)
-        return concatenated([Conditioning(text, {"text_embeds": pooled, "time_ids": sizes}), positive])
+        return concatenated([_conditioning(text, pooled, unprompted), positive])
 
     def _encode(self, prompt: WeightedPrompt, clip_skip: int) -> tuple[Tensor, Tensor]:
         """Both encoders' embeddings side by side [1, 77, D1 + D2], and the second one's pooled ones [1, D]."""
@@ -114,6 +115,11 @@ class StableDiffusionXL:
             found.append(shortened.read(output) if weighted is None else weighted)
             pooled = output[0]
         return torch.cat(found, -1).to(pooled.dtype), pooled
+
+
+def _conditioning(text: Tensor, pooled: Tensor, sizes: Sequence[int]) -> Conditioning:
+    """The conditions [1, ...] of a prompt, with the sizes of the original, the crop and the target."""
+    return Conditioning(text, {"text_embeds": pooled, "time_ids": torch.tensor([sizes]).to(text)})
 
 
 def as_model(pipe: Any) -> Model:

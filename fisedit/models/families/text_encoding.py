@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fisedit.errors import InputError
 from fisedit.models.families.conditioning import Conditioning
 from fisedit.prompts.embeddings import embeddings
 
 if TYPE_CHECKING:
     from fisedit.machine.model import Model
     from fisedit.prompts.weighting import WeightedPrompt
+    from fisedit.values.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class PromptChunk:
         clip_skip: Layers that are left out at the end of the text encoder.
         negative_clip_skip: The same for the negative prompt.
         size: Height and width of the picture in pixels.
+        sizes: Those that are told in their place, if any.
         is_unprompted: Whether the whole negative prompt is empty.
     """
 
@@ -34,6 +37,7 @@ class PromptChunk:
     clip_skip: int
     negative_clip_skip: int
     size: tuple[int, int]
+    sizes: Sizes | None
     is_unprompted: bool
 
 
@@ -49,6 +53,9 @@ def chunk_encoder(pipe: Model) -> ChunkEncoder:
 def _encode_chunk(pipe: Model, chunk: PromptChunk) -> Conditioning:
     """Embeddings [B, 77, D] by one text encoder; diffusers' own where nothing is weighted."""
     prompt, negative = chunk.prompt, chunk.negative
+    if chunk.sizes is not None:
+        told = ", ".join(chunk.sizes.as_dict())
+        raise InputError(f"sizes are read by Stable Diffusion XL alone, got {told} and another model; leave them out")
     found, unconditional = pipe.encode_prompt(
         prompt.text,
         pipe.unet.device,

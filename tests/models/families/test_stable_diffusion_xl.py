@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from compel import Compel, ReturnedEmbeddingsType
 from diffusers import StableDiffusionXLImg2ImgPipeline
+from PIL import Image
 
 from fisedit import Editor
 from fisedit.adapters.row_column.checkpoints import fresh_adapter
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.errors import AdapterError, InputError
+from fisedit.integrations.diffusers_pipeline import FisEditPipeline
+from fisedit.metadata.image_metadata import read_metadata
+from fisedit.metadata.provenance import parse_origin, source_arguments
 from fisedit.models.families.conditioning import check_reads_text_alone
 from fisedit.sampling.engine import Engine
 from tests.support import oracle
@@ -101,6 +107,63 @@ def test_a_picture_is_diffusers_own(pipe, size, scheduler, guidance):
     dense = oracle.dense_generate(with_scheduler(pipe, scheduler), as_oracle(result.config))
     assert oracle.deviation(latents(trajectory(editor, result)), dense.latents) <= FP32
     assert np.abs(np.asarray(result.image, int) - np.asarray(dense.image, int)).max() <= 1
+
+
+SIZES = {"original_size": (96, 200), "crops_coords_top_left": (8, 24), "target_size": (160, 128)}
+NEGATIVE = {
+    "negative_original_size": (64, 64),
+    "negative_crops_coords_top_left": (3, 5),
+    "negative_target_size": (512, 256),
+}
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES | NEGATIVE, {"target_size": (64, 64)}], ids=["", "both", "target"])
+def test_sizes_are_told_as_diffusers_does(pipe, sizes):
+    editor = Editor(pipe)
+    result = editor.generate(CAT, seed=7, num_inference_steps=2, width=128, height=128, sizes=sizes)
+    config = as_oracle(result.config)
+    expected = pipe(
+        CAT,
+        latents=oracle.first_latents(pipe, config),
+        num_inference_steps=2,
+        guidance_scale=config.guidance,
+        output_type="latent",
+        **sizes,
+    ).images
+    assert oracle.deviation(latents(trajectory(editor, result))[-1], expected) <= FP32
+    assert oracle.deviation(expected, latents(trajectory(editor, editor.generate(CAT, seed=7, **SMALL)))[-1]) > 1e-4
+    options = {"num_inference_steps": 2, "generator": torch.Generator().manual_seed(7)}
+    assert FisEditPipeline(editor)(CAT, **options, **sizes).images[0].tobytes() == result.image.tobytes()
+
+
+SMALL = {"num_inference_steps": 2, "width": 128, "height": 128}
+
+
+def test_sizes_stay_with_a_picture(pipe, tmp_path):
+    """Its edits are told them too, a session and a file keep them, and an opened picture has its own."""
+    pipe.save_pretrained(tmp_path / "model")
+    editor, mask = Editor.from_pretrained(tmp_path / "model", dtype="fp32"), np.pad(np.ones((4, 4), bool), 6)
+    source = editor.generate(CAT, sizes=SIZES, **SMALL)
+    told = Engine(pipe).encode(source.config).added["time_ids"]
+    assert told.tolist() == [[96, 200, 8, 24, 160, 128]] * 2
+    assert editor.edit(DOG, mask=mask).config.sizes == source.config.sizes
+    editor.save(tmp_path / "session")
+    assert Editor.resume(tmp_path / "session").current.config.sizes == source.config.sizes
+    editor.write(tmp_path / "edit.png")
+    with Image.open(tmp_path / "edit.png") as opened:
+        origin = parse_origin(read_metadata(opened))
+    assert origin.config.sizes == source.config.sizes
+    assert source_arguments(origin, {})["sizes"]["original_size"] == (96, 200)
+    assert editor.open(scene(), CAT, num_inference_steps=2, sizes=SIZES).config.sizes == source.config.sizes
+
+
+def test_other_models_refuse_sizes(pipelines):
+    editor = Editor(pipelines["sd15"])
+    words = r"sizes are read by Stable Diffusion XL alone, got original_size, crops_coords_top_left, target_size and"
+    for make in (editor.generate, partial(editor.open, scene())):
+        with pytest.raises(InputError, match=words):
+            make(CAT, num_inference_steps=2, sizes=SIZES)
+    assert editor.generate(CAT, sizes={"crops_coords_top_left": (0, 0)}, **SMALL).config.sizes is None
 
 
 @pytest.mark.parametrize("changed", ["text_embeds", "time_ids"])
