@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from tests.support.adapters import SD15_GRIDS, SD15_SIZES
 from tests.support.edits import CAT, DOG, Calls, pixels_outside
 from tests.support.grids import grids
 from tests.support.macs import counted
-from tests.support.pipelines import build_pipeline
+from tests.support.pipelines import assembled, build_pipeline
 from tests.support.references import BLUE, RED, pixels
 
 SQUARE = grids(16, 16)["square"]
@@ -102,6 +103,31 @@ def test_one_of_stable_diffusion_xl_is_its_pipelines(pipelines, tmp_path):
     other = ip_adapters.tensors(pipelines["demo"].unet, "plain")
     with pytest.raises(AdapterError, match=r"must have 23 attentions for this model, got 16"):
         editor.load_adapter(ip_adapters.save(other, tmp_path / "other"))
+
+
+@pytest.mark.parametrize(("name", "projected"), [("ip-adapter_sdxl", 40), ("ip-adapter_sdxl_vit-h", 24)])
+def test_plain_ones_of_stable_diffusion_xl_are_what_diffusers_loads(pipelines, tmp_path, name, projected):
+    """Of either image encoder, in the folders in which they are published; of ViT-H it is not the one beside them."""
+    pipe, file = pipelines["sdxl"], f"{name}.safetensors"
+    adapter = ip_adapters.tensors(pipe.unet, "plain", projected=projected)
+    for folder, width in (("models", 24), ("sdxl_models", 40)):
+        ip_adapters.image_encoder(width).save_pretrained(tmp_path / folder / "image_encoder")
+    path, editor = ip_adapters.save(adapter, tmp_path / "sdxl_models", file), Editor(pipe)
+    own = None
+    if projected == 24:
+        with pytest.raises(AdapterError, match="must give 24 numbers, got one that gives 40; name the encoder"):
+            editor.load_adapter(path)
+        own = tmp_path / "models" / "image_encoder"
+    editor.load_adapter(path, 0.6, image_encoder=own)
+    theirs = assembled(pipe, unet=deepcopy(pipe.unet))
+    encoder = {"image_encoder_folder": "models/image_encoder"} if own else {}
+    theirs.load_ip_adapter(str(tmp_path), subfolder="sdxl_models", weight_name=file, **encoder)
+    theirs.set_ip_adapter_scale(0.6)
+    source = editor.generate(CAT, reference=RED, **QUICK)
+    assert oracle.deviation(latents(editor, source), of_diffusers(theirs, CAT, RED)) <= 1e-4
+    result = editor.edit(DOG, mask=np.ones((16, 16), bool), reference=BLUE)
+    assert oracle.deviation(latents(editor, result), of_diffusers(theirs, DOG, BLUE)) <= 1e-4
+    assert editor.adapters[-1].adapter.num_tokens == 4
 
 
 def test_several_add_up(pipe, adapter, editor, tmp_path):

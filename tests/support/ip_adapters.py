@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 SIDE, WIDTH, PROJECTED, HIDDEN, DEPTH = 32, 48, 24, 64, 4
 
 
-def image_encoder() -> CLIPVisionModelWithProjection:
+def image_encoder(projected: int = PROJECTED) -> CLIPVisionModelWithProjection:
     """Random, small."""
     torch.manual_seed(5)
     config = CLIPVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=64,
-        projection_dim=PROJECTED,
+        projection_dim=projected,
         num_hidden_layers=3,
         num_attention_heads=4,
         image_size=SIDE,
@@ -36,11 +36,14 @@ def image_encoder() -> CLIPVisionModelWithProjection:
     return CLIPVisionModelWithProjection(config).eval().requires_grad_(False)
 
 
-def tensors(unet: UNet2DConditionModel, kind: str, seed: int = 0) -> dict[str, dict[str, Tensor]]:
+def tensors(
+    unet: UNet2DConditionModel, kind: str, seed: int = 0, projected: int = PROJECTED
+) -> dict[str, dict[str, Tensor]]:
     """An adapter's tensors, as diffusers takes them: {"image_proj": ..., "ip_adapter": ...}.
 
     Args:
         kind: "plain" or "plus".
+        projected: the image encoder's width, which a plain one reads.
     """
     make = torch.Generator().manual_seed(seed)
     text = unet.config.cross_attention_dim
@@ -50,7 +53,7 @@ def tensors(unet: UNet2DConditionModel, kind: str, seed: int = 0) -> dict[str, d
 
     if kind == "plain":
         projection = {
-            "proj.weight": drawn(4 * text, PROJECTED),
+            "proj.weight": drawn(4 * text, projected),
             "proj.bias": drawn(4 * text),
             "norm.weight": 1 + drawn(text),
             "norm.bias": drawn(text),
