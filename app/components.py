@@ -79,6 +79,10 @@ class PageComponents:
             apply_default_css=False,
             elem_id="stage",
         )
+        with gr.Row(elem_id="choice"):
+            self.candidates = gr.HTML(elem_id="candidates", js_on_load=read_asset("tree.js"), apply_default_css=False)
+            self.keep = gr.Button("Keep", variant="primary", size="sm", interactive=False, elem_id="keep")
+            self.discard = gr.Button("Discard all", size="sm", elem_id="discard")
         self.found = gr.HTML(elem_id="found", elem_classes="line")
         self.before = gr.Dropdown([], label="Compare with", visible=False, elem_id="before", filterable=False)
         self.cost_line = gr.HTML(elem_id="truth", elem_classes="line")
@@ -111,7 +115,15 @@ class PageComponents:
             self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
         self.status = gr.HTML(elem_id="status")
         self.facts = gr.HTML(elem_id="facts", elem_classes="line")
-        self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live")
+        with gr.Row(elem_id="how"):
+            self.live = gr.Checkbox(label="Live: draw while I type", elem_id="live", min_width=180)
+            self.count = gr.Radio(
+                [str(count) for count in range(validation.COUNTS[0], validation.COUNTS[1] + 1)],
+                value="1",
+                label="Batch count",
+                elem_id="count",
+                min_width=180,
+            )
         self.tree = gr.HTML(elem_id="history", js_on_load=read_asset("tree.js"), apply_default_css=False)
 
     def _add_region(self) -> None:
@@ -271,6 +283,8 @@ class PageComponents:
         """The components that show the state of a session."""
         shown = [
             self.stage,
+            self.candidates,
+            self.keep,
             self.cost_line,
             self.tree,
             self.before,

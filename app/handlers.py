@@ -6,12 +6,12 @@ neither gradio nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from app.edit_arguments import condition_arguments, edit_prompt, region_arguments, region_of, source_arguments
-from app.runs import RunProgress, RunRequest, check_room, part_of, stream_run
+from app.runs import RunJob, RunProgress, RunRequest, check_room, part_of, several, stream_run
 from app.validation import (
     NO_CONDITIONS,
     Conditions,
@@ -19,6 +19,7 @@ from app.validation import (
     RegionSettings,
     SourceSettings,
     apply_lora_tags,
+    check_count,
     check_extension,
     check_region,
     check_settings,
@@ -29,7 +30,7 @@ from fisedit import Region
 from fisedit.errors import InputError
 from fisedit.masking.region_arguments import cells_on_picture, covers
 from fisedit.storage.canvas import crop_around, needs_crop
-from fisedit.values import SchedulerName, num_timesteps
+from fisedit.values import SEEDS, SchedulerName, num_timesteps
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from fisedit.editor import Preview
     from fisedit.integrations.mask_providers import Detection
     from fisedit.values import Box, OnStep
-
-EditJob = Callable[["Editor", "OnStep"], "EditResult"]
-"""Makes a result, and tells of its steps."""
 
 PREVIEW_TIMEOUT = 1.0
 """Seconds that a preview waits for a run with another model or other LoRAs."""
@@ -73,8 +71,9 @@ def generate(
     prompt: str,
     settings: SourceSettings,
     conditions: Conditions = NO_CONDITIONS,
+    count: int = 1,
 ) -> Iterator[RunProgress]:
-    """Make a source of a prompt; the last progress has it.
+    """Make a source of a prompt, or several to choose from; the last progress has the first.
 
     Args:
         state: the app's state, whose worker runs it.
@@ -82,6 +81,7 @@ def generate(
         prompt: what the picture shows.
         settings: how it is made.
         conditions: what adapters read.
+        count: number of sources, 1 to 4; each has the seed after that of the one before.
 
     Raises:
         InputError: an argument out of range, or not offered.
@@ -93,11 +93,16 @@ def generate(
     arguments = source_arguments(settings, choice) | {"scheduler": settings.scheduler}
     add_conditions = condition_arguments(state, conditions)
 
-    def job(editor: Editor, on_step: OnStep) -> EditResult:
-        return editor.generate(text, **arguments, **add_conditions(editor), on_step=on_step)
+    def make(editor: Editor, i: int, on_step: OnStep) -> EditResult:
+        own = arguments | {"seed": min(settings.seed + i, SEEDS[1])}
+        return editor.generate(text, **own, **add_conditions(editor), on_step=on_step)
+
+    def make_one(editor: Editor, on_step: OnStep) -> EditResult:
+        return make(editor, 0, on_step)
 
     timesteps = num_timesteps(SchedulerName(settings.scheduler), settings.steps)
-    return stream_run(state, session, RunRequest(job, timesteps, choice))
+    job = make_one if check_count(count) == 1 else several(make, count)
+    return stream_run(state, session, RunRequest(job, count * timesteps, choice, results=count))
 
 
 def open_picture(
@@ -218,7 +223,7 @@ def edit_request(
     return RunRequest(on_its_part(region, edit_once), session.current.config.num_timesteps)
 
 
-def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
+def on_its_part(region: RegionSettings, job: RunJob, runs: int = 1) -> RunJob:
     """A job that first opens the part around a region of a large opened picture, unless it is open.
 
     Args:
@@ -227,7 +232,7 @@ def on_its_part(region: RegionSettings, job: EditJob, runs: int = 1) -> EditJob:
         runs: number of runs of the job, each as long as opening the part.
     """
 
-    def job_on_part(editor: Editor, on_step: OnStep) -> EditResult:
+    def job_on_part(editor: Editor, on_step: OnStep) -> EditResult | Sequence[EditResult] | float:
         if not part_to_open(editor, region):
             return job(editor, on_step)
         check_room(editor.history, 1 + runs)
@@ -307,6 +312,7 @@ def _keep_live(session: Session, result_id: str) -> Iterator[RunProgress]:
     """Make the live edit the current picture, as if it had been run."""
     with session.work():
         result, session.live = session.history.checkout(result_id), None
+        session.set_candidates(kept=result)
         session.save_or_say()
     yield RunProgress(1, 1, 0.0, result=result)
 

@@ -29,6 +29,23 @@ def checkout(session: Session, result_id: str) -> EditResult:
     return _move(session, lambda: session.history.checkout(result_id))
 
 
+def keep(session: Session) -> EditResult:
+    """Keep the candidate that is shown; the others go. Raises SessionError where none is shown, Busy."""
+
+    def choose() -> EditResult:
+        if session.current not in session.candidates:
+            raise SessionError("no candidate is shown; choose one to keep, by its number")
+        session.set_candidates(kept=session.current)
+        return session.current
+
+    return _move(session, choose)
+
+
+def discard(session: Session) -> None:
+    """Remove all candidates. Raises SessionError where something runs from one of them, Busy."""
+    _move(session, session.set_candidates)
+
+
 def delete(session: Session, result_id: str) -> tuple[str, ...]:
     """Remove a result and what was made from it; returns the ids that are gone. Raises SessionError, Busy."""
     return _move(session, lambda: session.delete(result_id))

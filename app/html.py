@@ -208,6 +208,24 @@ def tree(results: Iterable[EditResult], current: str | None) -> str:
     return f'<div class="tree" role="group" aria-label="History">{"".join(parts)}</div>' if parts else ""
 
 
+def candidates(results: Sequence[EditResult], current: str | None) -> str:
+    """The results to choose from, as a row in HTML; "" for none.
+
+    Args:
+        results: the candidates.
+        current: id of the result on the stage.
+    """
+    parts = []
+    for number, result in enumerate(results, 1):
+        aria = ' aria-current="true"' if result.id == current else ""
+        name = f"Candidate {number}, seed {result.config.seed} (key {number})"
+        parts.append(
+            f'<button type="button" data-id="{result.id}" title="{name}" aria-label="{name}"{aria}>'
+            f'<img src="{views.thumbnail_url(result)}" alt=""><kbd>{number}</kbd></button>'
+        )
+    return f'<div class="candidates" role="group" aria-label="Candidates">{"".join(parts)}</div>' if parts else ""
+
+
 def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
     """(column, row) of every result, by id: depth, and one row for each branch."""
     children: dict[str | None, list[str]] = {}

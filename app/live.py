@@ -15,11 +15,12 @@ from app.runs import RunProgress, stream_run
 from app.session import LiveEdit, LiveRequest, WorkKind
 from app.validation import NO_CONDITIONS, Conditions, PartNotOpened, RegionSettings, check_region
 from fisedit.errors import Cancelled
+from fisedit.history import EditResult
 
 if TYPE_CHECKING:
     from app.session import Session
     from app.sessions import AppState
-    from fisedit import Editor, EditResult
+    from fisedit import Editor
     from fisedit.values import OnStep
 
 
@@ -58,7 +59,7 @@ def edit_live(
             raise PartNotOpened(part)
         redo_ids = editor.history.redo_ids()
         result = request.job(editor, on_step)
-        assert not isinstance(result, float), "an edit gives a result"
+        assert isinstance(result, EditResult), "an edit gives a result"
         editor.checkout(parent.id)
         editor.history.restore_redo(redo_ids)
         session.live = LiveEdit(result.id, key)

@@ -75,11 +75,11 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: SessionEve
 def _connect_runs(page: PageComponents, events: RunEvents) -> None:
     run = _RUNS | {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": page.status}
     settings, shown = page.settings_inputs, page.session_outputs
-    made = page.make.click(events.on_make, [page.prompt, *page.condition_inputs, *settings], shown, **run)
+    made = page.make.click(events.on_make, [page.count, page.prompt, *page.condition_inputs, *settings], shown, **run)
     opened = page.open.click(
         events.on_open, [page.file, page.prompt, *settings], [*shown, page.file, page.found], **run
     )
-    edited = page.run.click(events.on_edit, page.edit_inputs, shown, **run)
+    edited = page.run.click(events.on_edit, [page.count, *page.edit_inputs], shown, **run)
     varied = page.vary.click(events.on_vary, page.edit_inputs, shown, **run)
     erased = page.erase.click(events.on_erase, page.edit_inputs, shown, **run)
     extended = page.extend.click(events.on_extend, [page.prompt, *page.extension], shown, **run)
@@ -137,8 +137,9 @@ def _connect_previews(page: PageComponents, events: SessionEvents) -> None:
 def _connect_history(page: PageComponents, events: SessionEvents) -> None:
     shown = page.session_outputs
     moves = {page.undo: history.undo, page.redo: history.redo, page.delete_now: history.delete_current}
+    moves |= {page.keep: history.keep, page.discard: history.discard}
     moved = [button.click(events.on_move(move), None, shown, **_UNQUEUED) for button, move in moves.items()]
-    moved += [page.tree.select(events.on_select, None, shown, **_UNQUEUED)]
+    moved += [each.select(events.on_select, None, shown, **_UNQUEUED) for each in (page.tree, page.candidates)]
     for event in moved:
         event.then(None, js="() => { window.fisedit.showDraft(); }", **_QUICK)
     page.before.input(events.on_compare, page.before, [page.stage, page.status], **_UNQUEUED)

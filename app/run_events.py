@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,18 +31,20 @@ PREVIEW_INTERVAL = 0.25
 class RunEvents(PageEvents):
     """Events that run an edit, and the one that stops it."""
 
-    def on_make(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
-        """Generate a new picture from a prompt.
+    def on_make(self, request: gr.Request, count: str, prompt: str, *values: Any) -> Iterator[Updates]:
+        """Generate new pictures from a prompt.
 
         Args:
             request: the page's request.
+            count: number of pictures; several are candidates.
             prompt: what the picture shows.
             values: values of `PageComponents.condition_inputs` and `settings_inputs`.
         """
 
         def make(session: Session) -> Iterator[RunProgress]:
             conditions, settings = inputs.conditions_of(*values)
-            return handlers.generate(self.state, session, prompt, inputs.settings(self.page, *settings), conditions)
+            new = inputs.settings(self.page, *settings)
+            return handlers.generate(self.state, session, prompt, new, conditions, int(count))
 
         yield from self._run(request, make)
 
@@ -66,15 +69,17 @@ class RunEvents(PageEvents):
         if opened:
             yield {self.page.file: None, self.page.found: "", self.page.open: gr.update(interactive=False)}
 
-    def on_edit(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
+    def on_edit(self, request: gr.Request, count: str, prompt: str, *values: Any) -> Iterator[Updates]:
         """Edit the current picture.
 
         Args:
             request: the page's request.
+            count: number of edits; several have noise of their own, and are candidates.
             prompt: what the picture should show.
             values: values of the further `PageComponents.edit_inputs`.
         """
-        yield from self._edit(handlers.edit, request, prompt, *values)
+        begin = handlers.edit if count == "1" else partial(variations.vary, count=int(count))
+        yield from self._edit(begin, request, prompt, *values)
 
     def on_vary(self, request: gr.Request, prompt: str, *values: Any) -> Iterator[Updates]:
         """Edit the current picture several times, each with other noise.

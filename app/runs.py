@@ -6,7 +6,7 @@ iterator, or stopping the session, ends the run before its next step, or takes i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from fisedit import Editor, EditResult
     from fisedit.history import History
     from fisedit.values import OnStep
+
+RunJob = Callable[["Editor", "OnStep"], "EditResult | Sequence[EditResult] | float"]
+"""Makes a result, or several to choose from, or measures seconds; it tells of its steps."""
 
 _POLL_SECONDS = 0.2
 """Seconds between two checks whether a waiting run was stopped."""
@@ -62,14 +65,14 @@ class RunRequest:
     """The work of a run.
 
     Args:
-        job: called with the session's editor and its `on_step`; returns a result, or seconds.
+        job: called with the session's editor and its `on_step`; returns a result, several candidates, or seconds.
         steps: expected number of steps.
         choice: the model and LoRAs; None for those of the current picture.
         results: number of results that it adds to the history at most.
         kind: RUN or LIVE.
     """
 
-    job: Callable[[Editor, OnStep], EditResult | float]
+    job: RunJob
     steps: int
     choice: ModelChoice | None = None
     results: int = 1
@@ -141,12 +144,16 @@ def _work(
 
         if run.kind is not WorkKind.LIVE:  # which drops the one before it unless a newer one was asked for
             session.drop_live()
-        session.models[session.history.next_id()] = choice.model.name  # before the history has the result
-        result = run.job(editor, on_step)
-        if isinstance(result, float):
-            return RunProgress(1, 1, 0.0, seconds=result)
+        first = int(session.history.next_id())
+        session.models |= {str(first + i): choice.model.name for i in range(run.results)}  # before the history has them
+        made = run.job(editor, on_step)
+        if isinstance(made, float):
+            return RunProgress(1, 1, 0.0, seconds=made)
+        candidates = made if isinstance(made, Sequence) else ()
+        result = candidates[0] if isinstance(made, Sequence) else made
         choice.model.estimator.observe(result.stats)
         if run.kind is not WorkKind.LIVE:  # which is not kept unless it is run
+            session.set_candidates(*candidates, kept=result)
             session.save_or_say()
         state.limit_memory()
         return RunProgress(1, 1, 0.0, result=result)
@@ -188,6 +195,35 @@ def check_room(history: History, results: int) -> None:
 def part_of(on_step: OnStep, index: int, count: int) -> OnStep:
     """Return an `OnStep` that tells one of several runs of alike lengths as a part of all of them."""
     return lambda i, n, picture: on_step(index * n + i, count * n, picture)
+
+
+def several(
+    make: Callable[[Editor, int, OnStep], EditResult], count: int, parent: Callable[[Editor], str] | None = None
+) -> Callable[[Editor, OnStep], tuple[EditResult, ...]]:
+    """A job that makes candidates, and shows the first. Stopped, it has those that are finished.
+
+    Args:
+        make: makes one; called with an editor, its index and an `on_step`.
+        count: number of candidates.
+        parent: returns the id of the result that all begin with; None for new pictures.
+    """
+
+    def job(editor: Editor, on_step: OnStep) -> tuple[EditResult, ...]:
+        made: list[EditResult] = []
+        begin = None if parent is None else parent(editor)
+        with editor.transaction():
+            try:
+                for i in range(count):
+                    if begin is not None:
+                        editor.checkout(begin)
+                    made.append(make(editor, i, part_of(on_step, i, count)))
+            except Cancelled:
+                if not made:
+                    raise
+            editor.checkout(made[0].id)
+        return tuple(made)
+
+    return job
 
 
 def _stopped() -> Cancelled:

@@ -112,6 +112,7 @@ class Session:
         self.live_request: LiveRequest | None = None
         self._pool, self._adapters, self._store = pool, dict[str, AdapterUse](), SessionStore(folder)
         self._pages: Mapping[str, Sequence[Page]] = {}  # of sources, as far as they were on disk
+        self._candidates: tuple[str, ...] = ()
         self._work, self._stop, self._stops, self._kind = Lock(), Event(), 0, WorkKind.RUN
 
     @property
@@ -266,6 +267,29 @@ class Session:
         if live is not None and live.result_id in [result.id for result in self.history]:
             self.delete(live.result_id)
 
+    @property
+    def candidates(self) -> list[EditResult]:
+        """The results of a run of several that were neither kept nor discarded."""
+        return [result for result in self.history if result.id in self._candidates]
+
+    @property
+    def kept(self) -> History:
+        """The history without candidates: what is saved."""
+        return self.history.without(self._candidates) if self.candidates else self.history
+
+    def set_candidates(self, *results: EditResult, kept: EditResult | None = None) -> None:
+        """Let results be chosen from, instead of the candidates before, which go.
+
+        Args:
+            results: the new candidates; none for none.
+            kept: a result that stays, as does what it was made from; None for none.
+        """
+        needed = {each.id for result in filter(None, (*results[:1], kept)) for each in self.history.lineage(result.id)}
+        before, self._candidates = self.candidates, tuple(result.id for result in results)
+        for candidate in before:
+            if candidate.id not in needed:
+                self.delete(candidate.id)
+
     def resume(self) -> None:
         """Load what was saved; a damaged folder is renamed, and the session is empty."""
         try:
@@ -283,12 +307,13 @@ class Session:
         Raises:
             SessionError: a damaged one. All is as it was then.
         """
-        before = self.history, self.references, self._adapters, self.models, self._pages, self.live
+        loaded = "history", "references", "_adapters", "models", "_pages", "live", "_candidates"
+        before = {name: getattr(self, name) for name in loaded}
         self._load_from(other)
         try:
             self.save(overwrite=True)
         except BaseException:
-            self.history, self.references, self._adapters, self.models, self._pages, self.live = before
+            vars(self).update(before)
             raise
 
     def _load_from(self, store: SessionStore) -> None:
@@ -304,6 +329,7 @@ class Session:
         self.models = {entry.id: entry.model for entry in loaded.index.results if entry.parent is None}
         self._pages = store.pages(loaded.index)
         self.last_preview, self.measured, self.live, self.live_request = None, {}, None, None
+        self._candidates = ()
 
     def park(self) -> None:
         """Write what was recorded with sources into the session's folder, so that its next edit need not make it again.
@@ -323,15 +349,16 @@ class Session:
     def save(self, *, overwrite: bool = False, features: bool = False) -> None:
         """Write what is new into the session's folder, recorded features too if asked for; a session without pictures
         has none."""
-        if not len(self.history):
+        kept = self.kept
+        if not len(kept):
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             return
-        names = {result.id: self.model_name(result) for result in self.history}
-        first, dtype = names[self.history[0].id], self._pool.dtype
+        names = {result.id: self.model_name(result) for result in kept}
+        first, dtype = names[kept[0].id], self._pool.dtype
         others = {result: name for result, name in names.items() if name != first}
         contents = SessionContents(
-            self.history, first, dtype, self._assets(), others, self._recorded() if features else {}
+            kept, first, dtype, self._assets(kept), others, self._recorded(kept) if features else {}
         )
         self._store.save(contents, self.metadata, overwrite=overwrite)
 
@@ -344,18 +371,18 @@ class Session:
             _log.warning("a session was not saved: %s", error)
             self.unsaved = f"This is not saved: {getattr(error, 'strerror', None) or 'see the log of the server'}."
 
-    def _recorded(self) -> dict[str, list[Callable[[], bytes]]]:
-        """The pages of every source whose features its editor keeps."""
+    def _recorded(self, kept: History) -> dict[str, list[Callable[[], bytes]]]:
+        """The pages of every source of a history whose features its editor keeps."""
         return {
             source: pages
             for editor in self.editors.values()
             for source, pages in editor.recorded_pages().items()
-            if source in self._sources_of(editor)
+            if source in self._sources_of(editor) and source in [result.id for result in kept]
         }
 
-    def _assets(self) -> SessionAssets:
-        """The reference pictures of the results, and the adapters that read them."""
-        likes = [like for result in self.history for like in result.config.like]
+    def _assets(self, kept: History) -> SessionAssets:
+        """The reference pictures of a history's results, and the adapters that read them."""
+        likes = [like for result in kept for like in result.config.like]
         sources = self._pool.adapter_sources
         self._adapters |= {sources[like.adapter]: like.use for like in likes if like.adapter in sources}
         used = {like.reference for like in likes} & self.references.keys()

@@ -40,7 +40,7 @@ class PageUpdates:
 
     def after_run(self, session: Session) -> Updates:
         """The session after a run: the prompt stays as it is, as more may have been typed meanwhile."""
-        shown = self.session(session, view="compare")
+        shown = self.session(session, view="edit" if session.candidates else "compare")
         shown.pop(self.page.prompt, None)
         return shown | (self.region(session) if session.current.parent is None else {})
 
@@ -67,14 +67,17 @@ class PageUpdates:
         cleared[page.status] = html.message(session.unsaved, "error lasting")
         if not len(history):
             none = {page.stage: gr.update(picture={}, region="", live="", photo=""), page.cost_line: "", page.tree: ""}
+            none |= {page.candidates: ""}
             return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
-        current = history.current
+        current, kept = history.current, session.kept
         parent = history.find(current.parent) if current.parent is not None else None
-        others = [(f"{n}. {html.caption(r)}", r.id) for n, r in enumerate(history, 1) if r is not current]
+        others = [(f"{n}. {html.caption(r)}", r.id) for n, r in enumerate(kept, 1) if r is not current]
+        candidates = session.candidates
         return cleared | {
             page.stage: gr.update(picture=self.picture(current, parent, view), region="", live="", photo=""),
             page.cost_line: self._cost_summary(session, current, parent),
-            page.tree: html.tree(history, current.id),
+            page.candidates: html.candidates(candidates, current.id),
+            page.tree: html.tree(kept, current.parent if current in candidates else current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
             page.prompt: current.prompt,
             page.words: gr.update(choices=list(dict.fromkeys(re.findall(r"\w+", current.prompt.lower()))), value=[]),
@@ -105,11 +108,13 @@ class PageUpdates:
             page.download: some,
             page.save: some,
             page.make: not busy,
+            page.keep: some and history.current in session.candidates,
         }
         if self.pool.detector is not None:
             may[page.find] = some
         updates = {button: gr.update(interactive=bool(allowed)) for button, allowed in may.items()}
-        kinds = {page.run: "primary", page.make: "secondary"} if len(history) else {page.make: "primary"}
+        kinds = {page.run: "secondary" if session.candidates else "primary", page.make: "secondary"}
+        kinds = kinds if len(history) else {page.make: "primary"}
         for button, kind in kinds.items():
             updates[button] = gr.update(interactive=bool(may[button]), variant=kind, visible=not busy)
         return updates | {page.stop: gr.update(value="Stop", interactive=True, visible=busy)}

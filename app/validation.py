@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_CHARACTERS, MAX_WORDS, MAX_LORAS = 2_000, 16, 8
 STEPS, GUIDANCE, SIDES, GROW = (1, 150), (0.0, 30.0), (64, 1536), (-16, 16)
+COUNTS = (1, 4)
+"""Candidates of a run, at least and at most."""
+
 MAX_CANVAS = 1024 * 1024
 """Pixels of a new picture: those of Stable Diffusion XL's squares and portraits."""
 
@@ -259,6 +262,11 @@ def _check_names(settings: SourceSettings) -> None:
         raise InputError(f"loras must be at most {MAX_LORAS} names with their scales, got {settings.loras!r:.40}")
     for scale in settings.loras.values():
         _within("lora scale", scale, LORA_SCALE)
+
+
+def check_count(count: int) -> int:
+    """Return a batch count within the server's limits. Raises InputError."""
+    return int(_within("batch count", count, COUNTS, whole=True))
 
 
 def check_region(region: RegionSettings) -> RegionSettings:

@@ -1,4 +1,7 @@
-"""Variations: several edits of one picture in one run, each with noise of its own. Knows sessions; not gradio."""
+"""Variations: several edits of one picture in one run, each with noise of its own, to choose from.
+
+Knows sessions; not gradio.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,16 @@ from PIL.Image import fromarray
 
 from app.edit_arguments import condition_arguments, edit_prompt, region_arguments, region_of
 from app.handlers import on_its_part
-from app.runs import RunProgress, RunRequest, part_of, stream_run
-from app.validation import DRAWN_SEEDS, NO_CONDITIONS, Conditions, RegionSettings, check_region
+from app.runs import RunProgress, RunRequest, several, stream_run
+from app.validation import COUNTS, DRAWN_SEEDS, NO_CONDITIONS, Conditions, RegionSettings, check_count, check_region
 from fisedit import Region
-from fisedit.errors import Cancelled, InputError
+from fisedit.errors import InputError
 
 if TYPE_CHECKING:
     from app.session import Session
     from app.sessions import AppState
     from fisedit import Editor, EditResult
     from fisedit.values import OnStep
-
-COUNT = 4
-"""Edits of a run."""
 
 
 def vary(
@@ -32,8 +32,9 @@ def vary(
     prompt: str,
     region: RegionSettings | None = None,
     conditions: Conditions = NO_CONDITIONS,
+    count: int = COUNTS[1],
 ) -> Iterator[RunProgress]:
-    """Several edits, each with noise of its own; the last progress has the first of them.
+    """Make several candidates, edits with noise of their own; the last progress has the first of them.
 
     Where the prompt is the current picture's and nothing is painted, that edit is varied: in its region, beside it.
     Stopped, those that are finished stay.
@@ -44,11 +45,13 @@ def vary(
         prompt: what the picture should show.
         region: where the edits may change the picture; None for the changed words' mask.
         conditions: what adapters read.
+        count: number of edits, 1 to 4.
 
     Raises:
         SessionError, InputError, Busy, Cancelled: as in `edit`.
     """
     shown = parent = session.current
+    check_count(count)
     text = prompt if prompt == shown.prompt else edit_prompt(state, session, prompt)  # which names nothing if all went
     region = check_region(region or RegionSettings())
     if text == shown.prompt and region.marked is None:
@@ -58,28 +61,18 @@ def vary(
     add_conditions = condition_arguments(state, conditions)
     erases = parent is not shown and shown.run.erases and shown.config.seed != parent.config.seed  # not by words
 
-    def vary_once(editor: Editor, on_step: OnStep) -> EditResult:
+    def vary_once(editor: Editor, _: int, on_step: OnStep) -> EditResult:
         own = replace(region, seed=randbelow(DRAWN_SEEDS))
         if erases:
             return editor.erase(region_of(own), prompt=text, quality=own.quality, seed=own.seed, on_step=on_step)
         return editor.edit(text, **region_arguments(own), **add_conditions(editor), on_step=on_step)
 
-    def job(editor: Editor, on_step: OnStep) -> EditResult:
-        made: list[EditResult] = []
-        begin = editor.current.id if parent is shown else parent.id
-        with editor.transaction():
-            try:
-                for i in range(COUNT):
-                    editor.checkout(begin)
-                    made.append(vary_once(editor, part_of(on_step, i, COUNT)))
-            except Cancelled:
-                if not made:
-                    raise
-            editor.checkout(made[0].id)
-        return made[0]
+    def begin(editor: Editor) -> str:
+        return editor.current.id if parent is shown else parent.id  # the part that was opened, or the picture
 
-    steps = COUNT * session.current.config.num_timesteps
-    return stream_run(state, session, RunRequest(on_its_part(region, job, COUNT), steps, results=COUNT))
+    steps = count * session.current.config.num_timesteps
+    job = on_its_part(region, several(vary_once, count, begin), count)
+    return stream_run(state, session, RunRequest(job, steps, results=count))
 
 
 def _region_again(shown: EditResult, region: RegionSettings) -> RegionSettings:

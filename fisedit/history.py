@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
@@ -198,6 +198,16 @@ class History(Sequence[EditResult]):
         )
         self._current = None if next_current is None else self.checkout(next_current).id
         return tuple(deleted)
+
+    def without(self, result_ids: Collection[str]) -> History:
+        """A copy that lacks some results, and what was made from them; as if they had been deleted."""
+        left = History()
+        left._results, left._visited = dict(self._results), dict(self._visited)
+        left._current, left._next = self._current, self._next
+        for result_id in result_ids:
+            if result_id in left._results:
+                left.delete(result_id)
+        return left
 
     def undo(self) -> EditResult:
         """Make the parent the current result. Raises SessionError at a source."""

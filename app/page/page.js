@@ -8,7 +8,7 @@
   let erased = ""; // words of the picture that Erase was pressed for, if nothing else was typed
 
   /* Unsubmitted prompts, by the picture that they were typed for ("" before the first one). */
-  const current = () => (document.querySelector("#history [aria-current]") || { dataset: { id: "" } }).dataset.id;
+  const current = () => (document.querySelector("#candidates [aria-current], #history [aria-current]") || { dataset: { id: "" } }).dataset.id;
   const drafts = () => {
     try { return JSON.parse(sessionStorage.getItem(DRAFTS)) || {}; } catch { return {}; }
   };
@@ -81,8 +81,13 @@
     typed();
   };
 
+  const types = (event) => event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
   document.addEventListener("keydown", (event) => {
-    if (!(event.ctrlKey || event.metaKey)) return;
+    if (!(event.ctrlKey || event.metaKey)) {
+      const candidate = document.querySelectorAll("#candidates [data-id]")[Number(event.key) - 1];
+      if (candidate && !types(event) && !event.altKey) candidate.click();
+      return;
+    }
     const key = event.key.toLowerCase();
     if ((key === "arrowup" || key === "arrowdown") && event.target === prompt()) {
       event.preventDefault();
@@ -94,8 +99,7 @@
       const run = document.querySelector("#run");
       press(waits() ? "open" : run && !run.disabled ? "run" : "make");
     }
-    const typing = event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
-    if (key !== "z" && key !== "y" || typing) return;
+    if (key !== "z" && key !== "y" || types(event)) return;
     event.preventDefault();
     if (key === "y" || event.shiftKey) press("redo");
     else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");

@@ -319,7 +319,8 @@ class EditMixin(EditorBase):
         Args:
             keep: False leaves the editor as it was in any case.
         """
-        before, current, redo_ids = {result.id for result in self.history}, self.current.id, self.history.redo_ids()
+        before, redo_ids = {result.id for result in self.history}, self.history.redo_ids()
+        current = self.current.id if before else None
         try:
             yield
         except BaseException:
@@ -327,7 +328,8 @@ class EditMixin(EditorBase):
             raise
         finally:
             if not keep:
-                self.checkout(current)
+                if current is not None:
+                    self.checkout(current)
                 for result in [result for result in self.history if result.id not in before]:
                     if result.parent is None or result.parent in before:  # what was made of it goes with it
                         self.delete(result.id)

@@ -155,11 +155,25 @@ def test_what_is_painted_with_the_same_words_is_painted_anew(browser):
     changed = (pixels(page, ".picture") != source).any(-1)
     assert changed[mask].any() and not changed[~mask].any()
     page.locator("#vary").click()  # in the same place, of the same picture
-    expect(nodes(page)).to_have_count(6)
-    expect(page.locator("#history [aria-current]")).to_have_attribute("data-id", "2")
+    candidates = page.locator("#candidates [data-id]")
+    expect(candidates).to_have_count(4)
     expect(page.locator("#run")).to_be_visible()
     again = (pixels(page, ".picture") != source).any(-1)
     assert again[mask].any() and not again[~mask].any()
+    first = pixels(page, ".picture")
+    page.locator("#stage canvas").focus()
+    page.keyboard.press("3")
+    expect(candidates.nth(2)).to_have_attribute("aria-current", "true")
+    third = pixels(page, ".picture")
+    assert (third != first).any() and np.array_equal(third[~mask], source[~mask])
+    expect(nodes(page)).to_have_count(2)
+    page.reload()
+    expect(candidates).to_have_count(4)
+    page.locator("#keep").click()
+    expect(nodes(page)).to_have_count(3)
+    expect(here(page)).to_have_attribute("data-id", "4")
+    expect(page.locator("#keep")).to_be_hidden()
+    assert np.array_equal(pixels(page, ".picture"), third)
 
 
 @pytest.mark.slow

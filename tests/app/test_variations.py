@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app import handlers, variations
+from app import handlers, history, variations
 from app.validation import RegionSettings
 from fisedit import Editor, Region
-from fisedit.errors import Cancelled, InputError, NumericsError
-from tests.support.app.requests import CAT, DOG, last, made
+from fisedit.errors import Cancelled, InputError, NumericsError, SessionError
+from fisedit.sessions.store import SessionStore
+from tests.support.app.requests import CAT, DOG, QUICK, last, made
 
 HALF = Image.fromarray(np.repeat([[255] * 64 + [0] * 64], 128, axis=0).astype(np.uint8))
 
@@ -19,7 +20,7 @@ def test_of_changed_words(state, session):
     source = made(state, session)
     first = last(variations.vary(state, session, DOG))
     results = list(session.history)[1:]
-    assert session.current is first is results[0] and len(results) == variations.COUNT
+    assert session.current is first is results[0] and session.candidates == results and len(results) == 4
     assert {result.parent for result in results} == {source.id} and {result.prompt for result in results} == {DOG}
     assert len({result.image.tobytes() for result in results}) == len({result.config.seed for result in results}) == 4
 
@@ -56,6 +57,72 @@ def test_a_source_needs_a_change(state, session):
     made(state, session)
     with pytest.raises(InputError, match="change a word or paint first"):
         variations.vary(state, session, CAT)
+
+
+def saved(state, session):
+    loaded = SessionStore(session.folder).load(lambda _, old, new: state.pool.first.diff(old, new))
+    return [result.id for result in loaded.history]
+
+
+def test_one_is_kept_and_the_others_leave_nothing(state, session):
+    source = made(state, session)
+    last(variations.vary(state, session, DOG))
+    one, two, *_ = session.candidates
+    assert list(session.kept) == [source] and saved(state, session) == [source.id]
+    history.checkout(session, source.id)
+    with pytest.raises(SessionError, match="no candidate is shown"):
+        history.keep(session)
+    history.checkout(session, two.id)
+    assert history.keep(session) is two is session.current
+    assert (
+        list(session.history) == [source, two]
+        and session.candidates == []
+        and saved(state, session) == [source.id, two.id]
+    )
+    names = {path.name for path in session.folder.rglob("*") if path.is_file()}
+    last(variations.vary(state, session, CAT, count=2))
+    assert session.candidates[0].parent == two.id and one not in session.history
+    history.discard(session)
+    assert session.current is two and list(session.history) == [source, two]
+    assert {path.name for path in session.folder.rglob("*") if path.is_file()} == names
+
+
+def test_what_is_made_from_a_candidate_keeps_it(state, session):
+    source = made(state, session)
+    last(variations.vary(state, session, DOG))
+    three = session.candidates[2]
+    history.checkout(session, three.id)
+    last(handlers.measure_dense(state, session, three.id))
+    assert len(session.candidates) == 4
+    edit = last(handlers.edit(state, session, CAT))
+    assert list(session.history) == [source, three, edit] and session.candidates == []
+
+
+def test_more_tries_take_the_place_of_those_before_unless_they_are_stopped(state, session):
+    source = made(state, session)
+    last(variations.vary(state, session, DOG))
+    before = session.candidates
+    run = variations.vary(state, session, DOG)
+    next(step for step in run if step.step == 1)
+    session.stop()
+    with pytest.raises(Cancelled):
+        list(run)
+    assert session.candidates == before
+    last(variations.vary(state, session, DOG, count=3))
+    assert len(session.candidates) == 3 and list(session.history) == [source, *session.candidates]
+
+
+def test_new_pictures_to_choose_from(state, session):
+    last(handlers.generate(state, session, CAT, QUICK, count=2))
+    assert [each.config.seed for each in session.candidates] == [7, 8] and not session.folder.exists()
+    history.checkout(session, session.candidates[1].id)
+    last(handlers.edit(state, session, DOG))
+    assert [each.config.seed for each in session.history] == [8, 8] and session.candidates == []
+    last(handlers.generate(state, session, CAT, QUICK, count=2))
+    history.discard(session)
+    assert len(session.history) == 2
+    with pytest.raises(InputError, match="batch count"):
+        handlers.generate(state, session, CAT, QUICK, count=5)
 
 
 def test_one_that_fails_keeps_none(state, session, monkeypatch):
