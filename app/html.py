@@ -5,6 +5,7 @@ Knows results and views of pictures; neither gradio nor sessions.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import SequenceMatcher
@@ -18,6 +19,7 @@ from fisedit.values import EditKind, MaskSource
 if TYPE_CHECKING:
     from app.handlers import EditEstimate
     from app.runs import RunProgress
+    from app.word_edits import NounEdits
     from fisedit.history import EditResult
     from fisedit.models.vocabulary import Vocabulary
 
@@ -62,6 +64,28 @@ def _underlined(words: str, unknown: Collection[str]) -> str:
         f'<u title="not known by this model">{escape(part)}</u>' if i % 2 else escape(part)
         for i, part in enumerate(parts)
     )
+
+
+def nouns(prompt: str, edits: Sequence[NounEdits], unknown: Collection[str] = ()) -> str:
+    """A prompt in one line of HTML, with a button for every noun that can be edited.
+
+    Args:
+        prompt: the prompt.
+        edits: its nouns, in reading order.
+        unknown: words that the model does not know, in lower case; they are underlined.
+    """
+    parts, at = [], 0
+    for noun in edits:
+        place = " ".join(str(len(prompt[:i].encode("utf-16-le")) // 2) for i in (noun.start, noun.end))  # as scripts do
+        removed, colours = escape(noun.removed, quote=True), escape(json.dumps(noun.recoloured), quote=True)
+        parts.append(
+            f"{_underlined(prompt[at : noun.start], unknown)}"
+            f'<button type="button" class="noun" aria-haspopup="menu" title="Swap, remove or recolour" '
+            f'data-at="{place}" data-removed="{removed}" data-colours="{colours}">'
+            f"{_underlined(prompt[noun.start : noun.end], unknown)}</button>"
+        )
+        at = noun.end
+    return "".join([*parts, _underlined(prompt[at:], unknown)])
 
 
 def tokens(counts: Sequence[int], room: int) -> str:

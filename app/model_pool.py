@@ -24,6 +24,7 @@ from torch import get_num_threads, set_num_threads
 from app.eta import RuntimeEstimator
 from app.lora_catalog import LoraCatalog, Scales
 from app.validation import label
+from app.word_edits import NounEdits, noun_edits
 from fisedit import Editor
 from fisedit.edits.requests import diff_prompts
 from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
@@ -130,6 +131,10 @@ class OfferedModel:
     def diff(self, old: str, new: str) -> EditScript:
         """Return the changes for it from one prompt to another; it need not be loaded."""
         return diff_prompts(old, new, self._tokenizer)
+
+    def noun_edits(self, prompt: str) -> tuple[NounEdits, ...]:
+        """Return what the nouns of a prompt can be changed to; it need not be loaded."""
+        return noun_edits(prompt, self._tokenizer)
 
     @property
     def chunk_room(self) -> int:

@@ -149,7 +149,7 @@ class PageUpdates:
     def words(self, session: Session, prompt: str, chosen: list[str] | None, model: str) -> Updates:
         """The words of a new prompt that differ from the current one, and those that the model does not know.
 
-        With them come those that can be chosen, and the number of tokens.
+        Nouns of an unchanged prompt can be clicked. With them come those that can be chosen, and the number of tokens.
 
         Args:
             session: the session whose prompt is compared; without one, words are named that the model does not know.
@@ -164,7 +164,8 @@ class PageUpdates:
         if not len(history):
             return counted | {self.page.words_line: html.message(vocabulary.note(new) if vocabulary else "")}
         old, unknown = history.current.prompt, vocabulary.unknown_words(new) if vocabulary else ()
-        shown = html.changes(old, new, unknown) if old != new or unknown else ""
+        same = html.nouns(new, offered.noun_edits(new) if offered else (), unknown) if old == new else ""
+        shown = same or html.changes(old, new, unknown)
         known = list(dict.fromkeys(re.findall(r"\w+", f"{old} {new}".lower())))
         return counted | {
             self.page.words_line: shown + html.OWN_WORDS * (old != new),

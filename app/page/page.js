@@ -47,6 +47,41 @@
     text.focus();
   });
 
+  /* A click on a noun offers to swap, remove or recolour it. */
+  const closeMenu = () => { const menu = document.querySelector(".noun-menu"); if (menu) menu.remove(); };
+  const openMenu = (noun) => {
+    closeMenu();
+    const text = prompt(), menu = Object.assign(document.createElement("div"), { className: "noun-menu" });
+    menu.setAttribute("role", "menu");
+    const add = (label, act, colour = "") => {
+      const item = Object.assign(document.createElement("button"), { type: "button", textContent: colour ? "" : label, title: label });
+      item.setAttribute("role", "menuitem");
+      if (colour) Object.assign(item, { className: "colour", ariaLabel: label }).style.background = colour;
+      item.addEventListener("click", () => { closeMenu(); act(); });
+      menu.append(item);
+    };
+    const put = (words) => { text.value = words; typed(); text.focus(); };
+    add("Swap", () => { text.focus(); text.setSelectionRange(...noun.dataset.at.split(" ").map(Number)); });
+    if (noun.dataset.removed) add("Remove", () => put(noun.dataset.removed));
+    for (const [colour, words] of Object.entries(JSON.parse(noun.dataset.colours))) add(`Recolour: ${colour}`, () => put(words), colour);
+    const box = noun.getBoundingClientRect();
+    document.body.append(menu);
+    menu.style.top = `${box.bottom + scrollY + 4}px`;
+    menu.style.left = `${Math.max(8, Math.min(box.left, innerWidth - menu.offsetWidth - 8)) + scrollX}px`;
+    menu.firstChild.focus();
+    menu.addEventListener("keydown", (event) => {
+      const items = [...menu.children], step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (step) items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus();
+      if (event.key === "Escape") { closeMenu(); noun.focus(); }
+      if (step) event.preventDefault();
+    });
+  };
+  document.addEventListener("click", (event) => {
+    const noun = event.target.closest("#words-line .noun");
+    if (noun) openMenu(noun);
+    else if (!event.target.closest(".noun-menu")) closeMenu();
+  });
+
   /* A pasted picture is opened; what was pasted as text and does not fit is said. */
   document.addEventListener("paste", (event) => {
     const text = event.target.closest && event.target.closest("#prompt textarea"), files = [...event.clipboardData.files];

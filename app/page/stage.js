@@ -3,7 +3,7 @@
 const find = (selector) => element.querySelector(selector);
 const stage = find(".stage"), frame = find(".frame"), canvas = find("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
 const ring = find(".ring");
-const COLOURS = { add: "rgb(255,64,96)", box: "rgb(255,64,96)", protect: "rgb(48,112,255)", pick: "rgb(0,176,80)", unpick: "rgb(255,170,0)" };
+const COLOURS = { add: "rgb(255,64,96)", box: "rgb(255,64,96)", erase: "rgb(255,64,96)", protect: "rgb(48,112,255)", pick: "rgb(0,176,80)", unpick: "rgb(255,170,0)" };
 const DOT = 0.016, POINTS = ["pick", "unpick"];  // radius as a share of the canvas's longer side
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
@@ -44,7 +44,7 @@ function source(selector, url) {
 }
 
 function draw(stroke) {
-  pen.globalCompositeOperation = stroke.tool === "erase" ? "destination-out" : "source-over";
+  pen.globalCompositeOperation = stroke.tool === "unmark" ? "destination-out" : "source-over";
   pen.strokeStyle = pen.fillStyle = COLOURS[stroke.tool] || "#000";
   if (stroke.tool === "box") {
     const [[left, top], [right, bottom]] = [stroke.points[0], stroke.points.at(-1)];
@@ -72,13 +72,14 @@ function redraw() {
   for (const name of ["undo", "clear"]) find(`[data-do=${name}]`).disabled = !strokes.length;
 }
 
-function tell() {
+function tell(erases = false) {
   redraw();
   const painted = pen.getImageData(0, 0, canvas.width, canvas.height).data.some((level, i) => i % 4 === 3 && level > 127);
   const sent = painted ? canvas.toDataURL("image/png") : "";
   if (sent === props.value) return;
   props.value = sent;
-  trigger("input");
+  if (erases) setTimeout(() => document.querySelector("#erase").click());  // needs no preview: it takes what is marked
+  else trigger("input");
 }
 
 function undo() {
@@ -110,7 +111,7 @@ function down(by) {
 function up() {
   if (!held) return;
   held = "";
-  tell();
+  tell(strokes.at(-1).tool === "erase");
 }
 
 canvas.addEventListener("pointerdown", (event) => {

@@ -128,7 +128,7 @@ def test_painting(browser):
     page.get_by_role("radio", name="Protect").click()
     stroke(page, (0.2, 0.2), (0.26, 0.2))
     assert painted(page, 0.2, 0.2) == [48, 112, 255, 255] and painted(page, 0.36, 0.2) == [255, 64, 96, 255]
-    page.get_by_role("radio", name="Eraser").click()
+    page.get_by_role("radio", name="Unmark").click()
     stroke(page, (0.36, 0.1), (0.36, 0.3))
     assert painted(page, 0.36, 0.2)[3] == 0
     page.get_by_role("button", name="Undo stroke").click()
@@ -308,9 +308,43 @@ def test_a_thing_is_picked_and_erased(browser):
     changed = (pixels(page, ".picture") != source).any(-1)
     assert mask[int(row * len(mask)), int(column * len(mask))] and changed[mask].any() and not changed[~mask].any()
     expect(page.locator("#prompt textarea")).to_have_value("a cake on a beach")
-    expect(page.locator("#words-line")).to_be_empty()
+    expect(page.locator("#words-line")).to_have_text("a cake on a beach")
     page.locator("#undo").click()
     expect(page.locator("#prompt textarea")).to_have_value(CAT)
+
+
+@pytest.mark.slow
+def test_one_stroke_erases_and_a_click_on_a_noun_changes_it(browser):
+    page = browser().open()
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    source, prompt, line = pixels(page, ".picture"), page.locator("#prompt textarea"), page.locator("#words-line")
+    page.get_by_role("radio", name="Erase").click()
+    stroke(page, (0.3, 0.3), (0.5, 0.3))
+    expect(nodes(page)).to_have_count(2)
+    mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
+    changed = (pixels(page, ".picture") != source).any(-1)
+    assert changed[mask].any() and not changed[~mask].any() and mask.mean() < 0.3
+    page.locator("#undo").click()
+    expect(here(page)).to_have_attribute("data-id", "0")
+    assert np.array_equal(pixels(page, ".picture"), source)
+
+    expect(line.locator(".noun")).to_have_text(["cat", "cake"])
+    line.get_by_role("button", name="cat").click()
+    page.get_by_role("menuitem", name="Swap").click()
+    page.keyboard.type("dog")
+    expect(prompt).to_have_value(DOG)
+    expect(page.locator("#facts")).to_contain_text("confidence")
+    page.get_by_role("button", name="Reset words").click()
+    line.get_by_role("button", name="cat").click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(prompt).to_have_value("a cake on a beach")
+    page.get_by_role("button", name="Reset words").click()
+    line.get_by_role("button", name="cake").click()
+    page.get_by_role("menuitem", name="Recolour: orange").click()
+    expect(prompt).to_have_value("a cat and an orange cake on a beach")
+    expect(line.locator("ins")).to_have_text("an orange")
 
 
 @pytest.mark.slow

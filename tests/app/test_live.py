@@ -183,7 +183,7 @@ def test_the_page_shows_it_inside_its_mask(state, session):
     assert "grow" in told[page.status] and told[page.stage]["live"] == ""
     (cleared,) = events.on_live(ME, CAT, *NOTHING_READ, *REGION)
     assert cleared[page.status] == cleared[page.stage]["live"] == ""
-    *_, kept = events.on_edit(ME, DOG, *NOTHING_READ, *REGION)
+    *_, kept = events.on_edit(ME, "1", DOG, *NOTHING_READ, *REGION)
     assert kept[page.status] == "" and mine.current.prompt == DOG and len(mine.history) == 2
 
 
