@@ -64,6 +64,12 @@ class NumericsError(FisEditError):
     code = "numerics"
 
 
+class MeasurementError(FisEditError):
+    """Runs that are alike took too differently to tell what this machine takes: other programs ran beside them."""
+
+    code = "measurement"
+
+
 class Cancelled(FisEditError):
     """Raised by an `on_step` callback to stop the work; the editor stays as it was before the call."""
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from fisedit.decoder import tiles as vae_tiles
+from fisedit.machine import contention
 from tests.support import ceilings, sweeps
 from tests.support.processes import Run
 
@@ -39,6 +40,7 @@ os.environ.setdefault("FISEDIT_COSTS", "0")  # no table of this machine decides:
 os.environ.setdefault("FISEDIT_PAGES", "0")  # features stay in memory but where a test gives them a folder
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run in its interpreter, chosen when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
+contention.MAX_SPREAD, contention.SCHEDSTAT = float("inf"), Path("/nowhere")  # tests may run on a busy machine
 
 
 class LazyPipelines(Mapping[str, "StableDiffusionPipeline"]):

@@ -4,7 +4,8 @@ A cost is active rows, multiply-accumulates and seconds, and whether a dense run
 MACs are counted from the layers: output rows times weights, plus 2 * queries * keys * width for attention. Norms and
 activations count nothing, as in torch's FlopCounterMode. Seconds come from this machine's measured table
 (`fisedit.costs.table`). Without one time is counted in multiply-accumulates, by the constants below. That decides
-between schedules, and predicts seconds by what the last run took. Runs nothing, and knows neither samplers nor
+between schedules, and predicts seconds by what the last runs took. Those correct a table as well
+(`fisedit.costs.pace`). Runs nothing, and knows neither samplers nor
 adapters.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fisedit.costs.macs import decode_work, decoder_macs, text_macs, unet_macs
+from fisedit.costs.pace import NO_RUNS, Pace
 from fisedit.costs.schedules import (
     DILATION_PAIRS,
     FIRST_SCHEDULE,
@@ -105,7 +107,7 @@ class Costs:
         adapter_macs: a sparse step's plan, or None for a dense step -> multiply-accumulates of one branch of its
             adapters; None where there are none.
         table: what this machine takes, measured; None where it was not.
-        pace: Seconds of a multiply-accumulate of `work` in the last run; None before the first, and with a table.
+        pace: What the last runs took, over what `work` was predicted.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Costs:
         captured: bool = False,
         adapter_macs: Callable[[SparsePlan | None], int] | None = None,
         table: CostTable | None = None,
-        pace: float | None = None,
+        pace: Pace = NO_RUNS,
     ) -> None:
         self._sites, self._vae, self._tokens = layers.sites, layers.vae, layers.tokens
         self._steps, self._batch, self._device = steps, batch, device
@@ -254,21 +256,10 @@ class Costs:
         Returns:
             Seconds; None where this machine was not measured and nothing was run.
         """
-        table, steps = self._table, self._steps - start
-        if table is None:
-            work = self.work(mask, dilation, start, probes, decoded_cells)
-            return None if self._pace is None else self._pace * work
-        fixed_work = {"text": 1.0, "once": 1.0}
-        run = (probes + (0 if dilation else steps)) * self._dense_time()
-        cells = None if mask is None else _by_step(mask)
-        if dilation and cells is not None:
-            run += self._time(cells, dilation, start)
-            fixed_work |= {"plan": 1.0, "setup": float(self.rows(cells.grid, dilation)[0])}
-        run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
-        decoded = None
-        if dilation and cells is not None:
-            decoded = cells.grid if decoded_cells is None else decoded_cells
-        return run + table.sum("edit", fixed_work) + self._decode_seconds(table, decoded)
+        ratio = self._pace.of(sparse=bool(dilation))
+        if ratio is None and self._table is None:
+            return None
+        return (1.0 if ratio is None else ratio) * self.work(mask, dilation, start, probes, decoded_cells)
 
     def work(
         self,
@@ -278,15 +269,22 @@ class Costs:
         probes: int = 0,
         decoded_cells: BoolGrid | None = None,
     ) -> float:
-        """The time of a whole edit where there is no table, in multiply-accumulates; see `seconds`."""
-        assert self._table is None, "with a table time is in seconds"
-        steps, cells = self._steps - start, None if mask is None else _by_step(mask)
+        """Seconds of a whole edit by the table, or multiply-accumulates of its time without one; see `seconds`."""
+        table, steps = self._table, self._steps - start
+        cells = None if mask is None or not dilation else _by_step(mask)
         run = (probes + (0 if dilation else steps)) * self._dense_time()
-        areas = frame_areas(self.sizes[0])
-        if dilation and cells is not None:
+        decoded = None
+        if cells is not None:
             run += self._time(cells, dilation, start)
-            areas = box_areas(cells.grid if decoded_cells is None else decoded_cells)
-        return run + self.text() + self._decode(areas)
+            decoded = cells.grid if decoded_cells is None else decoded_cells
+        if table is None:
+            areas = frame_areas(self.sizes[0]) if decoded is None else box_areas(decoded)
+            return run + self.text() + self._decode(areas)
+        fixed_work = {"text": 1.0, "once": 1.0}
+        if cells is not None:
+            fixed_work |= {"plan": 1.0, "setup": float(self.rows(cells.grid, dilation)[0])}
+        run += steps * table.sum("edit", {"loop": float(self.sizes[0])})
+        return run + table.sum("edit", fixed_work) + self._decode_seconds(table, decoded)
 
     def step_seconds(self, grid: BoolGrid, dilation: Sequence[Dilation]) -> float:
         """Predicted seconds of a sparse step at its widest dilation; 0 where this machine was not measured."""
@@ -348,15 +346,15 @@ class Costs:
         widest = max((d for d in dilation[start:] if isinstance(d, int)), default=MAX_DILATION)
         if cells.grid.all() and cells.entry is None:
             return "the mask covers everything"
-        sparse, dense = self.seconds(mask, dilation, start), self.seconds(None, (), start)
-        if self._table is not None and sparse is not None and dense is not None:
-            share, limit, what = sparse / dense, BREAK_EVEN_SECONDS, "seconds"
-        else:
-            as_wide = with_shallow([widest] * len(dilation), shallow_steps(dilation))
-            groups = steps_alike(cells, as_wide, start)
-            rows = [(self._rows(cells.at(i), widest), as_wide[i], count) for i, count in groups]
-            work = sum(n * (self._shallow_macs if isinstance(d, Shallow) else self._step)(r) for r, d, n in rows)
-            share, limit, what = work / (len(dilation) - start) / self._step(self.sizes), BREAK_EVEN_MACS, "arithmetic"
+        as_wide = with_shallow([widest] * len(dilation), shallow_steps(dilation))
+        groups = steps_alike(cells, as_wide, start)
+        rows = [(self._rows(cells.at(i), widest), as_wide[i], count) for i, count in groups]
+        work = sum(n * (self._shallow_macs if isinstance(d, Shallow) else self._step)(r) for r, d, n in rows)
+        share, limit, what = work / (len(dilation) - start) / self._step(self.sizes), BREAK_EVEN_MACS, "arithmetic"
+        if self._table is not None:
+            is_untried = share <= limit and not self._pace.is_sure  # the table may be of a busy hour
+            seconds = self._pace.correction * self.work(mask, dilation, start) / self.work(None, (), start)
+            share, limit, what = 0.0 if is_untried else seconds, BREAK_EVEN_SECONDS, "seconds"
         return f"the region alone takes {share:.0%} of the {what} of making it anew" if share > limit else ""
 
     def _rows(self, grid: BoolGrid, dilation: int) -> tuple[int, ...]:

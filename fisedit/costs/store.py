@@ -87,6 +87,19 @@ def load_table(pipe: Model, dtype: str | None = None) -> CostTable | None:
     return table if own and all(NO_MAP <= level < levels for _, _, level in table.curves) else None
 
 
+def table_version(pipe: Model) -> object:
+    """Return what differs once a model's table was measured, or measured again.
+
+    Args:
+        pipe: the model.
+    """
+    path = table_path(describe(pipe))
+    try:
+        return path, None if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return path, None
+
+
 def check_table_path(pipe: Model) -> None:
     """Check, before any measuring, that a model's table can be written.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from statistics import median
@@ -205,6 +205,10 @@ class Measurements:
             seconds: The time that it took, in seconds.
         """
         self._points[key].append((work, seconds))
+
+    def __iter__(self) -> Iterator[tuple[Key, float, float]]:
+        """All measurements: key, work and seconds."""
+        return ((key, work, seconds) for key, points in self._points.items() for work, seconds in points)
 
     def table(
         self, about: Mapping[str, Any], rates: Mapping[str, float], layers: Mapping[str, float] | None = None

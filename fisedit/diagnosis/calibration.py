@@ -1,13 +1,13 @@
 """Measures this machine's cost table of a model: sources and edits of given masks, recorded layer by layer.
 
-Every run is made twice, with and without recording, and what recording adds is taken off. Knows the pipeline; writes no
-table.
+Every run is made twice, with and without recording, and what recording adds is taken off. Sources and edits are made in
+turns, so that other programs slow both. Knows the pipeline; writes no table.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.diagnosis.layer_times import layer_seconds
 from fisedit.diagnosis.transfer_rates import transfer_rates
 from fisedit.errors import InputError, as_text
+from fisedit.machine.contention import check_repeats, waited_seconds
 from fisedit.machine.stopwatch import NO_LEVEL, OTHER, STEP, STEP_DENSE, STEP_SPARSE
 from fisedit.masking.region import Region
 from fisedit.values import LATENT_FACTOR, Step, are_numbers, make_generation_config
@@ -97,24 +98,22 @@ def calibrate(
         clock: returns seconds.
 
     Raises:
-        InputError: a size out of range. Cancelled: by `on_step`.
+        InputError: a size out of range. MeasurementError: sources took too differently. Cancelled: by `on_step`.
     """
-    began, trial = clock(), _Trial(pipeline.beside(), on_step)
+    began, waited, trial = clock(), waited_seconds(), _Trial(pipeline.beside(), on_step)
     native = int(pipeline.state.engine.pipe.unet.config.sample_size) * LATENT_FACTOR
     size = _config(min(native, LARGEST) if settings.size is None else settings.size, len(PATTERN)).width  # checked
     trial.source(_config(max(64, size // 2 // LATENT_FACTOR * LATENT_FACTOR), 2), warm=False)
-    trial.source(_config(size, len(PATTERN)), warm=True)
     for done, (area, discs) in enumerate(_shapes()):
         if done >= FEWEST and clock() - began > (1 - _LAYERS_SHARE) * settings.seconds:
             break
-        trial.edit(area, discs=discs)
-        if done and done % (2 * len(AREAS)) == 0:
-            trial.source(_config(size, len(PATTERN)), warm=True)
+        trial.turn(_config(size, len(PATTERN)), area, discs=discs)
+    check_repeats(trial.dense_seconds, (waited_seconds() - waited) / (clock() - began))
     about = cost_store.describe(pipeline.state.engine.pipe) | {"pixels": size, "seconds": round(clock() - began, 1)}
     about["record_bytes"] = trial.record_bytes
     about["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     layers = layer_seconds(pipeline.state.engine.pipe, size, _LAYERS_SHARE * settings.seconds, on_step)
-    return never_falling(trial.measured.table(about, transfer_rates(), layers))
+    return never_falling(trial.measured().table(about, transfer_rates(), layers))
 
 
 def never_falling(table: CostTable) -> CostTable:
@@ -201,16 +200,30 @@ class _Trial:
     """Runs pictures and edits, and notes what their parts take.
 
     Attributes:
-        measured: the parts' seconds.
+        dense_seconds: What the steps of each turn's source took.
         record_bytes: The bytes that the last source recorded, for each step, latent cell and item.
     """
 
     def __init__(self, pipeline: EditPipeline, on_step: OnStep | None) -> None:
         self._pipeline, self._on_step, self._seed = pipeline, on_step, 0
-        self.measured, self.record_bytes = Measurements(), 0.0
+        self._first, self._turns = Measurements(), list[Measurements]()
+        self._measured, self.record_bytes, self.dense_seconds = self._first, 0.0, list[float]()
 
-    def source(self, config: GenerationConfig, *, warm: bool) -> None:
-        """Make a source, which later edits are of.
+    def measured(self) -> Measurements:
+        """The parts' seconds, all as if each turn's source had taken the median: a slow turn is slow as a whole."""
+        return joined(self._turns, median(self.dense_seconds) / np.array(self.dense_seconds), self._first)
+
+    def turn(self, config: GenerationConfig, area: float, *, discs: bool) -> None:
+        """Make a source in place of the one before, and an edit of it; other arguments as in `shape_mask`."""
+        before, self._measured = tuple(self._pipeline.state.history), Measurements()
+        self.dense_seconds.append(self.source(config, warm=True))
+        self._turns.append(self._measured)
+        for result in before:
+            self._remove(result)
+        self._edit(area, discs=discs)
+
+    def source(self, config: GenerationConfig, *, warm: bool) -> float:
+        """Make a source, which later edits are of; returns the seconds of its steps without recording.
 
         Args:
             config: The settings of the source.
@@ -223,9 +236,9 @@ class _Trial:
         cells = self._pipeline.planner.costs(result.config).sizes[0] * self._pipeline.state.engine.batch(result.config)
         self.record_bytes = result.stats.recorded_bytes / (cells * config.num_inference_steps)
         self._note(spans, result, scale, None)
+        return result.stats.seconds["denoise"]
 
-    def edit(self, area: float, *, discs: bool) -> None:
-        """Edit the source in a mask; arguments as in `shape_mask`."""
+    def _edit(self, area: float, *, discs: bool) -> None:
         self._seed += 1
         side = self._pipeline.state.history.current.config.width // LATENT_FACTOR
         grid = shape_mask(area, side, discs=discs, seed=self._seed)
@@ -258,10 +271,12 @@ class _Trial:
         plan = pipeline.plan(request).with_dilation((1,) * len(PATTERN) if captured else PATTERN)
         result = pipeline.run(request, plan)
         assert before is not None
-        pipeline.state.history.delete(result.id)
-        pipeline.state.cache.drop((result.id,))
+        self._remove(result)
         pipeline.state.history.checkout(before.id)
         return result
+
+    def _remove(self, result: EditResult) -> None:
+        self._pipeline.state.cache.drop(self._pipeline.state.history.delete(result.id))
 
     def _note(self, spans: Sequence[Span], result: EditResult, scale: float, grid: BoolGrid | None) -> None:
         costs = self._pipeline.planner.costs(result.config)
@@ -271,15 +286,15 @@ class _Trial:
         inner = _own_by_kind([span for span in spans if span.step < 0])
         per_step = inner.get("denoise", 0.0) * scale / len(steps)
         if "shift" in inner:
-            self.measured.add(("edit", "shift", NO_LEVEL), costs.sizes[0], inner["shift"] * scale)
-        self.measured.add(("edit", "loop", NO_LEVEL), costs.sizes[0], per_step)
+            self._measured.add(("edit", "shift", NO_LEVEL), costs.sizes[0], inner["shift"] * scale)
+        self._measured.add(("edit", "loop", NO_LEVEL), costs.sizes[0], per_step)
         setup = inner.get("setup", 0.0) + first
-        self.measured.add(("edit", "setup" if grid is not None else "first", NO_LEVEL), rows[0], setup)
+        self._measured.add(("edit", "setup" if grid is not None else "first", NO_LEVEL), rows[0], setup)
         taken = result.stats.seconds
         for kind in ("text", "plan") if grid is not None else ("text",):
-            self.measured.add(("edit", kind, NO_LEVEL), 1.0, taken[kind])
+            self._measured.add(("edit", kind, NO_LEVEL), 1.0, taken[kind])
         once = taken["total"] - sum(taken.get(station, 0.0) for station in _STATIONS)
-        self.measured.add(("edit", "once", NO_LEVEL), 1.0, once)
+        self._measured.add(("edit", "once", NO_LEVEL), 1.0, once)
         self._note_decode(inner, taken["decode"], grid, costs)
 
     def _note_steps(
@@ -299,7 +314,7 @@ class _Trial:
         for name, found in runs.items():
             for (kind, level), seconds in _typical(found).items():
                 work = step_work(kind, level, rows, costs.sizes, batch)
-                self.measured.add((name, kind, level), work, seconds * scale)
+                self._measured.add((name, kind, level), work, seconds * scale)
         alike = [sum(layers.values()) for kind, layers in steps[1:3] if kind == steps[0][0]]
         return max(0.0, sum(steps[0][1].values()) - median(alike)) * scale
 
@@ -312,7 +327,22 @@ class _Trial:
         run = "decode dense" if decoded == areas else "decode sparse"
         works = decode_work(decoded) if run == "decode sparse" else {}
         for kind, own in kinds.items():
-            self.measured.add((run, kind, NO_LEVEL), works.get(kind, float(costs.sizes[0])), own * scale)
+            self._measured.add((run, kind, NO_LEVEL), works.get(kind, float(costs.sizes[0])), own * scale)
+
+
+def joined(turns: Sequence[Measurements], scales: Iterable[float], first: Measurements) -> Measurements:
+    """Measurements of several turns as one.
+
+    Args:
+        turns: each turn's.
+        scales: factor of each turn's seconds.
+        first: those before, whose seconds stay.
+    """
+    found = Measurements()
+    for measured, scale in zip((first, *turns), (1.0, *scales), strict=True):
+        for key, work, seconds in measured:
+            found.add(key, work, seconds * scale)
+    return found
 
 
 Layers = dict[tuple[str, int], float]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from fisedit.costs import store as cost_store
+from fisedit.costs.pace import Pace
 from fisedit.diagnosis.calibration import CalibrationSettings, calibrate, predictions
 from fisedit.edits.pipeline import EditPipeline
 from fisedit.edits.state import EditState
@@ -204,11 +205,12 @@ class EditorBase:
 
         Raises:
             InputError: an argument out of range, or a table that cannot be written. OSError: its disk became full.
+            MeasurementError: other programs ran beside it; the table is dropped, and one that was there stays.
         """
         cost_store.check_table_path(self.pipe)
         table = calibrate(self._pipeline, CalibrationSettings(seconds, size), on_step)
         cost_store.save_table(self.pipe, table)
-        self._engine.table = table
+        self._engine.table, self._engine.pace = table, Pace()
         return table.as_dict() | {
             "predicted": predictions(self._pipeline, (0.05, 0.15, 0.25, 0.5), self.native_size, 25)
         }

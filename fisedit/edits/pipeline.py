@@ -20,6 +20,7 @@ from fisedit.edits.requests import EditRequest, RequestBuilder
 from fisedit.edits.state import EditState
 from fisedit.errors import MaskError, PageError
 from fisedit.history import EditResult, History
+from fisedit.machine.contention import busy_note
 from fisedit.machine.device import default_torch_state, weights_digest
 from fisedit.masking.drift_check import DriftDetected
 from fisedit.masking.localize import things_inside
@@ -30,7 +31,7 @@ from fisedit.sampling import denoise, records
 from fisedit.sampling.trajectory import Trajectory
 from fisedit.sampling.trajectory_pages import RecordedSource, to_pages
 from fisedit.storage.canvas import is_canvas, paste_edit, upscale_note
-from fisedit.values import EditMask, EditStats, MaskSource, Step
+from fisedit.values import EditMask, EditStats, MaskSource, Step, dense_run_as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,7 +146,8 @@ class EditPipeline:
             except DriftDetected as drift:
                 return self._run(request, self.planner.widen(request, plan, drift))
             result = self.add_result(request, plan, output)
-            self.planner.learn_pace(request, plan, result.stats.seconds["total"])
+            taken = result.stats.seconds
+            self.planner.learn_pace(request, plan, taken["total"] - taken.get("rebuild", 0.0))
             return result
 
     @default_torch_state()
@@ -265,7 +267,10 @@ class EditPipeline:
         stats = replace(
             stats,
             mask_area=plan.mask.area,
-            notes=plan.notes + self._model_notes(request) + _result_notes(request, plan, image),
+            notes=plan.notes
+            + self._model_notes(request)
+            + _result_notes(request, plan, image)
+            + self._busy_notes(request),
             recorded_bytes=output.own_bytes,
             unet_evaluations_captured=trajectory.captured,
             uncaptured=trajectory.uncaptured or self.state.engine.graphs.cache.reason,
@@ -315,6 +320,11 @@ class EditPipeline:
     def _model_notes(self, request: EditRequest) -> tuple[str, ...]:
         """Return what the model's file says and is not obeyed, told with every source."""
         return () if request.parent else tuple(getattr(self.state.engine.pipe, "notes", ()))
+
+    def _busy_notes(self, request: EditRequest) -> tuple[str, ...]:
+        """Return a note where other programs took the cores that the steps ran on."""
+        waited = request.stopwatch.waited_share("denoise") if self.state.engine.executor.device.type == "cpu" else 0.0
+        return tuple(filter(None, (busy_note(waited),)))
 
     def _stats(self, request: EditRequest, plan: EditPlan, macs: int, steps: int) -> EditStats:
         """Return the cost of so many steps; bytes and graphs aside."""
@@ -372,7 +382,7 @@ def _result_notes(request: EditRequest, plan: EditPlan, image: Image) -> tuple[s
         return _part_notes(request) + (file_notes(request.picture) if request.picture else ())
     notes, difference = [], _mean_difference(request.parent.canvas, image, plan.mask)
     if plan.fallback:
-        notes.append(f"the whole picture was painted: {plan.fallback}")
+        notes.append(f"{dense_run_as_text(plan.mask)}: {plan.fallback}")
     by_words = plan.mask.source is MaskSource.ATTENTION and not (
         plan.mode.start or plan.mode.structure or plan.mode.erases
     )

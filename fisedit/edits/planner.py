@@ -342,17 +342,17 @@ class Planner:
         return plan.costs.seconds(cells, mode.dilation, mode.start, plan.probes, plan.decoded_cells)
 
     def learn_pace(self, request: EditRequest, plan: EditPlan, seconds: float) -> None:
-        """Take the pace of a run for predictions, where there is no cost table.
+        """Correct predictions by what a run took.
 
         Args:
             request: the request that was run; runs that read a picture or references have parts that are not predicted.
             plan: plan of the request.
             seconds: The seconds of the run.
         """
-        if self._engine.table is None and request.picture is None and not request.config.like:
-            cells, mode = self._cells(request, plan), plan.mode
+        if request.picture is None and not request.config.like:
+            cells, mode, edit = self._cells(request, plan), plan.mode, request.parent is not None
             work = plan.costs.work(cells, mode.dilation, mode.start, plan.probes, plan.decoded_cells)
-            self._engine.pace = seconds / work
+            self._engine.pace = self._engine.pace.after(seconds / work, sparse=bool(mode.dilation), edit=edit)
 
     def recorded_bytes(self, request: EditRequest, plan: EditPlan) -> int:
         """Bytes of features that a plan's run will keep for later edits, about.

@@ -269,7 +269,9 @@ class Renderer:
         assert request.parent is not None
         lineage = self.state.history.lineage(request.parent.id)
         cached = next((i for i in reversed(range(len(lineage))) if lineage[i].id in self.state.cache), -1)
-        with self.state.history.mark_in_use(request.parent):
+        if cached == len(lineage) - 1:
+            return 0
+        with self.state.history.mark_in_use(request.parent), request.stopwatch.stage("rebuild"):
             for result in lineage[cached + 1 :]:
                 self._rebuild(result, request.on_step)
         return len(lineage) - cached - 1

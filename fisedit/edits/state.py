@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fisedit.costs import store as cost_store
+from fisedit.costs.pace import Pace
 from fisedit.errors import ModelError, SessionError
 from fisedit.history import History
 from fisedit.machine.device import device_and_dtype
@@ -38,6 +39,7 @@ class EditState:
         self.engine = Engine(pipe, graphs, cache.max_bytes, encoding, cache.tiers)
         self.history, self.cache = History(), cache
         self._recorded_with: object = None
+        self._priced_with: object = None
         for part in self.parts():
             count_changes(part)  # those before are the model's own
 
@@ -64,8 +66,8 @@ class EditState:
         if self._recorded_with != model:
             self.cache = self.cache if self._recorded_with is None else self.cache.emptied()
             self.engine.references.refresh()
-        if self._recorded_with != model or self.engine.table is None:  # it may have been measured since
-            self.engine.table = cost_store.load_table(pipe)
+        if (found := (model, cost_store.table_version(pipe))) != self._priced_with:  # it may have been measured since
+            self.engine.table, self.engine.pace, self._priced_with = cost_store.load_table(pipe), Pace(), found
         self._recorded_with = model
         self.engine.refresh()
 

@@ -14,6 +14,8 @@ from functools import wraps
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
+from fisedit.machine.contention import waited_seconds
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -230,22 +232,34 @@ OTHER = "other"
 
 
 class Stopwatch:
-    """Wall seconds by stage."""
+    """Wall seconds by stage, and for how much of them the calling thread waited for a core.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns seconds.
+        waited: returns the seconds in which this thread had no core so far.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter, waited: Callable[[], float] = waited_seconds) -> None:
         self.seconds: dict[str, float] = {}
-        self._start = perf_counter()
+        self._clock, self._waited, self._waits = clock, waited, dict[str, float]()
+        self._start = clock()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the enclosed time to a stage."""
-        before = perf_counter()
+        before, waited_before = self._clock(), self._waited()
         try:
             with span(name):
                 yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - before
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - before
+            self._waits[name] = self._waits.get(name, 0.0) + self._waited() - waited_before
+
+    def waited_share(self, name: str) -> float:
+        """Share of a stage's time in which its thread waited for a core, 0 to 1; 0 for a stage that took no time."""
+        seconds = self.seconds.get(name, 0.0)
+        return min(1.0, self._waits[name] / seconds) if seconds > 0 else 0.0
 
     def done(self) -> dict[str, float]:
         """Seconds of every stage, and the total since the start."""
-        return self.seconds | {"total": perf_counter() - self._start}
+        return self.seconds | {"total": self._clock() - self._start}

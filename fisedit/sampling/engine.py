@@ -12,6 +12,7 @@ from torch import Tensor
 from fisedit.adapters.base import AdapterStack
 from fisedit.adapters.references import References
 from fisedit.costs.model import CostedLayers, Costs
+from fisedit.costs.pace import Pace
 from fisedit.decoder.tiles import COARSE_LEVELS
 from fisedit.features.codec import AS_RECORDED, FeatureEncoding
 from fisedit.features.record_size import RecordSize
@@ -53,7 +54,7 @@ class Engine:
     Attributes:
         loras: names and scales of the LoRAs in the UNet and the text encoder, at the last `refresh`.
         table: what this machine takes, measured; None where it was not.
-        pace: Seconds of a multiply-accumulate of `Costs.work` in the last run; None before the first.
+        pace: What the last runs took, over what `Costs.work` predicted.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Engine:
         self._coefficients: dict[object, tuple[Coefficients, ...] | None] = {}
         self._encoder = PromptEncoder(pipe, self.graphs)
         self.table: CostTable | None = None
-        self.pace: float | None = None
+        self.pace = Pace()
 
     @property
     def read_sites(self) -> dict[str, LayerSite]:

@@ -226,3 +226,14 @@ class EditMask:
         if (pixels := self.canvas_pixels) is not None:
             inside = ((inside.astype(np.uint16) * pixels + 254) // 255).astype(np.uint8)  # rounded up
         return PIL.fromarray(inside, mode="L")
+
+
+def dense_run_as_text(mask: EditMask) -> str:
+    """Return what an edit does that runs dense, before the reason why.
+
+    Args:
+        mask: mask of the edit.
+    """
+    if mask.grid.all():
+        return "the whole picture is painted"
+    return "only the region is painted, but all of the picture is computed"

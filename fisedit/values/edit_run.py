@@ -83,8 +83,8 @@ class EditStats:
         unet_evaluations_sparse: sparse calls of the UNet (both guidance branches count as one).
         macs: multiply-accumulates of the UNet and decoder that were spent.
         macs_dense: those that a dense run would have spent.
-        seconds: wall seconds by stage: encode (of an opened picture), text, reference, mask, plan, denoise, decode,
-            total; a copy each time.
+        seconds: wall seconds by stage, a copy each time: encode (of an opened picture), text, reference, rebuild (of a
+            record), mask, plan, denoise, decode, total.
         recorded_bytes: bytes of features this result holds for later edits (its parents' not counted).
         fallback: why the edit ran dense, or "".
         steps_shared: first steps that were taken over from the parent, without a call.

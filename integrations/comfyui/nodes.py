@@ -13,7 +13,7 @@ from torch import Tensor
 from fisedit import EditResult, Region
 from fisedit.errors import InputError, SessionError
 from fisedit.storage.contact_sheet import overlay
-from fisedit.values import OnStep, Quality, SchedulerName
+from fisedit.values import OnStep, Quality, SchedulerName, dense_run_as_text
 
 from . import models
 from .sessions import Picture, Session, progress
@@ -167,7 +167,7 @@ def preview_region(picture: Picture, prompt: str, quality: str, mask: Tensor | N
         inside.append(to_image(found.mask.shares(result.size, result.config.crop)))
         drawn.append(to_image(overlay(result.image, to_pictures(inside[-1])[0])))
         where = f"{found.mask.area:.0%} of the picture, confidence {found.confidence:.0%}"
-        where = f"the whole picture would be painted: {found.fallback}" if found.fallback else where
+        where = f"{dense_run_as_text(found.mask)}: {found.fallback}" if found.fallback else where
         where = f"nothing would change: {found.nothing}" if found.nothing else where
         seconds = "" if found.seconds is None else f"about {found.seconds:.1f} s"
         texts.append(_joined(where, seconds, _work(found.macs_dense, found.macs), *found.notes))

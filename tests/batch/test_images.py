@@ -177,7 +177,7 @@ def test_of_an_animation_the_first_frame(edit, tmp_path):
 def test_a_mask_of_everything_is_dense(edit, tmp_path):
     picture(tmp_path / "in/a.png")
     one = edit(lambda path: Image.new("1", (64, 64), 1).save(path))["a.png"]
-    assert any(note.startswith("the whole picture was painted: ") for note in one.notes)
+    assert any(note.startswith("the whole picture is painted: ") for note in one.notes)
     assert one.apart(right=True) > 0 < one.apart(right=False)
 
 

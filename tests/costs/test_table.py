@@ -11,7 +11,9 @@ import torch
 
 from fisedit import Editor
 from fisedit.costs import store as cost_store
+from fisedit.costs.pace import Pace
 from fisedit.costs.table import CostTable, Curve, Measurements, fit, from_dict
+from fisedit.machine.stopwatch import Stopwatch
 from fisedit.sampling.engine import Engine
 from fisedit.values import Quality, Step, make_generation_config
 from tests.support.edits import CAT, DOG
@@ -24,9 +26,13 @@ def table(dense: float, sparse: float, shifted: float = 0.0) -> CostTable:
     return CostTable(curves | {("edit", "once", -1): Curve((1.0,), (0.5,))})
 
 
-def costs(pipe, found: CostTable | None, steps: int = 10):
+SURE = Pace(dense=(1.0,), sparse=(1.0, 1.0))
+"""Runs that took what the table says."""
+
+
+def costs(pipe, found: CostTable | None, steps: int = 10, pace: Pace = SURE):
     engine = Engine(pipe)
-    engine.table = found
+    engine.table, engine.pace = found, pace if found else Pace()
     config = make_generation_config(
         "a cat",
         seed=0,
@@ -135,6 +141,53 @@ def test_the_steps_that_run_alone_are_weighed(pipelines):
     assert not counted.dense_is_cheaper(CORNER, wide_at_first, start=5)
     editor = Editor(pipelines["demo"])
     editor.generate(CAT, num_inference_steps=10)
-    editor._engine.table = planned
+    editor._engine.table, editor._engine.pace = planned, SURE
     fallbacks = [editor.preview(DOG, mask=CORNER, strength=strength).fallback for strength in (1.0, 0.3)]
     assert not fallbacks[0] and fallbacks[1]
+
+
+def test_a_table_switches_sparse_runs_off_only_where_real_ones_agree(pipelines):
+    """One of a busy hour said 129 % for good: it is tried, and what the tries took corrects it."""
+    growth = (1,) * 10
+    busy = table(2.0, 2.6)
+    assert "takes 129% of the seconds" in costs(pipelines["demo"], busy).dense_is_cheaper(CORNER, growth)
+    for runs in (Pace(), Pace(dense=(1.0,), sparse=(1.0,)), Pace(dense=(1.0,), sparse=(0.1, 0.1))):
+        assert not costs(pipelines["demo"], busy, pace=runs).dense_is_cheaper(CORNER, growth)
+    quick = table(2.0, 0.2)
+    assert not costs(pipelines["demo"], quick).dense_is_cheaper(CORNER, growth)
+    slower = Pace(dense=(1.0,), sparse=(9.0, 12.0))
+    assert costs(pipelines["demo"], quick, pace=slower).dense_is_cheaper(CORNER, growth)
+    everywhere = np.ones((16, 16), bool)
+    everywhere[0, 0] = False
+    assert costs(pipelines["demo"], busy, pace=Pace()).dense_is_cheaper(everywhere, growth), "arithmetic agrees"
+
+
+@pytest.mark.parametrize(("sparse", "fallbacks"), [(16.5, [False, False, True, True]), (2.0, [False] * 4)])
+def test_what_edits_take_decides_whether_a_table_is_right(pipelines, monkeypatch, sparse, fallbacks):
+    """It says 16.5 seconds for a sparse edit and 8.5 for a dense one."""
+    editor = Editor(pipelines["demo"])
+    source = editor.generate(CAT, num_inference_steps=4)
+    editor._engine.table, editor._engine.pace = table(2.0, 4.0), Pace()
+    ran = []
+    for taken in (sparse, sparse, 8.5, 8.5):
+        monkeypatch.setattr(Stopwatch, "done", lambda _, taken=taken: {"total": taken})
+        ran.append(bool(editor.edit(DOG, mask=CORNER).stats.fallback))
+        editor.checkout(source.id)
+    assert ran == fallbacks and editor._engine.pace.dense_edits == sum(fallbacks)
+
+
+def test_a_table_that_was_measured_again_is_read_again(pipelines, tmp_path, monkeypatch):
+    monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path))
+    pipe = pipelines["demo"]
+    about = cost_store.describe(pipe) | {"date": "today", "record_bytes": 9.5, "pixels": 64}
+    editor = Editor(pipe)
+    editor.generate(CAT, num_inference_steps=4)
+    assert editor._engine.table is None
+    for seconds in (0.25, 0.5):
+        measured = Measurements()
+        for run in ("dense", "sparse"):
+            measured.add((run, "conv", 0), 64.0, seconds)
+        path = cost_store.save_table(pipe, measured.table(about, {}))
+        os.utime(path, ns=(0, int(seconds * 1e9)))
+        editor.generate(CAT, num_inference_steps=4)
+        assert editor._engine.table.curves["dense", "conv", 0].seconds == (seconds,)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fisedit import Cancelled, Editor
-from fisedit.costs.table import CostTable, Curve
+from fisedit.costs.table import CostTable, Curve, Measurements
 from fisedit.diagnosis import calibration
 from fisedit.diagnosis import transfer_rates as transfers
 from fisedit.diagnosis.calibration import shape_mask
 from fisedit.diagnosis.transfer_rates import transfer_rates
-from fisedit.errors import InputError
+from fisedit.errors import InputError, MeasurementError
 from fisedit.machine.stopwatch import current_recorder
 
 
@@ -44,6 +44,28 @@ def test_calibrate_measures_every_run_and_leaves_the_editor_as_it_was(pipelines,
     assert source.stats.seconds["total"] > 0 and seen.seconds > 0 and seen.seconds_dense > 0
     with pytest.raises(InputError, match="seconds must be a number, 0 or more"):
         editor.calibrate(-1)
+
+
+def test_a_slow_turn_is_slow_as_a_whole():
+    """Sources and edits are made in turns: what slowed a turn's source to twice the median slowed its edit as well."""
+    first, quick, slow = Measurements(), Measurements(), Measurements()
+    first.add(("dense", "conv", 0), 10.0, 1.0)
+    for turn, seconds in ((quick, 1.0), (slow, 2.0)):
+        turn.add(("dense", "conv", 0), 40.0, 4.0 * seconds)
+        turn.add(("sparse", "conv", 0), 20.0 * seconds, 0.5 * seconds)
+    table = calibration.joined((quick, slow), (1.0, 0.5), first).table({}, {})
+    assert table.curves["dense", "conv", 0].seconds == (1.0, 4.0)
+    assert table.curves["sparse", "conv", 0].seconds == (0.5, 0.5)
+
+
+def test_a_table_of_a_busy_machine_is_dropped(pipelines, tmp_path, monkeypatch):
+    monkeypatch.setenv("FISEDIT_COSTS", str(tmp_path))
+    monkeypatch.setattr(calibration, "FEWEST", 1)
+    editor, waits = Editor(pipelines["demo"], model="tiny"), iter((0.0, 1e9))
+    monkeypatch.setattr(calibration, "waited_seconds", lambda: next(waits))
+    with pytest.raises(MeasurementError, match=r"this machine is busy: .* stop it and try again"):
+        editor.calibrate(0, size=64)
+    assert editor.calibrated is False and not list(tmp_path.iterdir())
 
 
 def test_what_ran_beside_a_calibration_makes_no_work_longer_than_more_of_it():

@@ -10,7 +10,7 @@ from fisedit import Cancelled, Editor
 from fisedit.errors import InputError, SessionError
 from fisedit.masking import masks
 from fisedit.sparse_kernels.dilation import dilate
-from fisedit.values import EditKind, MaskSource
+from fisedit.values import EditKind, MaskSource, dense_run_as_text
 from tests.support import oracle
 from tests.support.edits import (
     BIRD,
@@ -82,7 +82,7 @@ def test_dense_fallbacks_say_why_and_keep_what_is_outside(editor, source, monkey
     with Calls(editor.pipe.unet) as calls:
         result = editor.edit(prompt, protect=protect, growth=1, **options)
     assert result.stats.fallback.startswith(why)
-    assert f"the whole picture was painted: {result.stats.fallback}" in result.stats.notes
+    assert f"{dense_run_as_text(result.mask)}: {result.stats.fallback}" in result.stats.notes
     assert (calls.dense, calls.sparse) == (3, 0)
     assert (result.stats.unet_evaluations_dense, result.stats.unet_evaluations_sparse) == (3, 0)
     check_outside(editor, result, source)

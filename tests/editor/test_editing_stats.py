@@ -11,6 +11,7 @@ import torch
 
 from fisedit import Editor
 from fisedit.costs.macs import decoder_macs, text_macs
+from fisedit.costs.pace import Pace
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
@@ -181,6 +182,6 @@ def test_seconds_are_predicted_by_the_last_run(pipelines):
     again = editor.preview(DOG, mask=SQUARE)
     assert again.seconds == pytest.approx(edit.stats.seconds["total"])
     for pace in (1e-20, 1e9):
-        editor._engine.pace = pace
+        editor._engine.pace = Pace(dense=(pace,), sparse=(pace,))
         editor.checkout(source.id)
         assert editor.edit(DOG, mask=SQUARE).run.dilation == edit.run.dilation

@@ -343,7 +343,9 @@ class TestEdits:
         assert torch.equal(found.overlay[:, :, 16:], words.image[:, :, 16:])
         assert found.text.startswith("6% of the picture, confidence 100%") and len(editor.history) == before
         dense = run("PreviewRegion", picture=words.picture, prompt=DOG, mask=left())
-        assert dense.text.startswith("the whole picture would be painted: the region alone takes")
+        assert dense.text.startswith(
+            "only the region is painted, but all of the picture is computed: the region alone takes"
+        )
         assert run("PreviewRegion", picture=words.picture, prompt=CAT).text.startswith("nothing would change: ")
 
     @pytest.mark.parametrize(
