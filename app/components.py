@@ -231,6 +231,7 @@ class PageComponents:
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
         )
+        self.calibrate = gr.Button("Measure this machine again", size="sm", elem_id="calibrate")
 
     def _add_hidden(self) -> None:
         """Buttons that scripts press, and the file that the browser fetches."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from app import views
 from fisedit.prompts.chunks import MAX_CHUNKS
-from fisedit.values import EditKind, MaskSource
+from fisedit.values import EditKind, MaskSource, dense_run_as_text
 
 if TYPE_CHECKING:
     from app.handlers import EditEstimate
@@ -116,7 +116,8 @@ def estimate(edit: EditEstimate) -> str:
     if preview.nothing:
         return _line(f"Nothing to do: {preview.nothing}.")
     if preview.fallback:
-        return _line(f"The whole picture will be painted: {preview.fallback}.", *preview.notes)
+        happens = dense_run_as_text(preview.mask)
+        return _line(f"{happens[0].upper()}{happens[1:]}: {preview.fallback}.", *preview.notes)
     confidence = (
         f"confidence {preview.confidence:.0%}" if preview.mask.source is MaskSource.ATTENTION else "where you marked"
     )
@@ -194,7 +195,7 @@ def message(words: str, kind: str = "") -> str:
     Args:
         words: the sentence; "" for none.
         kind: "error" for what went wrong with something that the user gave, until they change it; "error lasting" for
-            what went wrong otherwise; else "".
+            what went wrong otherwise; "again" for a refusal after which the page's script asks again; else "".
     """
     role = "alert" if kind.startswith("error") else "status"
     return f'<p class="said {kind}" role="{role}">{escape(words)}</p>' if words else ""

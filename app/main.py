@@ -131,6 +131,7 @@ def _connect_previews(page: PageComponents, events: SessionEvents) -> None:
         [page.stage, page.facts, page.instance],
         **latest,  # a run that joins the queue while a preview leaves it may never hear of itself
     )
+    shown.success(None, js="() => { window.fisedit.askAgain(); }", **_QUICK)
     shown.failure(None, None, page.facts, js="() => window.fisedit.failedPreview()", **_QUICK)
 
 
@@ -166,4 +167,5 @@ def _connect_settings(page: PageComponents, events: SessionEvents) -> None:
     page.loras.input(events.on_loras_chosen, [page.loras, page.model, *sampling], sampling, **_UNQUEUED)
     suggested = [page.width, page.height, page.guidance, page.examples, page.status]
     page.model.input(events.on_model, page.model, suggested, **_UNQUEUED)
+    page.calibrate.click(events.on_calibrate, None, page.status, concurrency_limit=4, **_QUICK)
     page.reuse.click(events.on_reuse, None, [page.seed, page.random], **_UNQUEUED)

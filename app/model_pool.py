@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -27,8 +27,17 @@ from app.validation import label
 from app.word_edits import NounEdits, noun_edits
 from fisedit import Editor
 from fisedit.edits.requests import diff_prompts
-from fisedit.errors import AdapterError, FisEditError, InputError, ModelError, SessionError
+from fisedit.errors import (
+    AdapterError,
+    Cancelled,
+    FisEditError,
+    InputError,
+    MeasurementError,
+    ModelError,
+    SessionError,
+)
 from fisedit.integrations.mask_providers import open_provider
+from fisedit.machine.contention import ThreadChoice
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
 from fisedit.models.validation import sample_size
@@ -39,8 +48,10 @@ from fisedit.prompts.weighting import parse
 from fisedit.values import LATENT_FACTOR
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from fisedit.integrations.mask_providers import MaskProvider
-    from fisedit.values import EditScript, OnStep
+    from fisedit.values import EditScript
 
 MAX_LOADED = 2
 """Models in memory at once."""
@@ -51,6 +62,9 @@ FEATURES_PER_WEIGHT, MIN_FEATURE_BYTES = 4, 512 << 20
 _QUICK_SECONDS = 0.5
 """Seconds of a first small picture, below which a model's steps count as short."""
 
+_MOST_REFUSALS = 3
+"""Measurements on a busy machine after which nobody but a user measures again."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +73,21 @@ def _feature_bound(editor: Editor) -> int:
     parts = (editor.pipe.unet, editor.pipe.vae, editor.pipe.text_encoder)
     weights: int = sum(weight.nbytes for part in parts for weight in part.parameters())
     return min(editor.max_recorded_bytes, max(MIN_FEATURE_BYTES, FEATURES_PER_WEIGHT * weights))
+
+
+@contextmanager
+def called_before_layers(unet: Module, check: Callable[[], None]) -> Iterator[None]:
+    """Call a function before every layer of a UNet, in this thread or any other; steps of large models take seconds.
+
+    Args:
+        unet: the UNet.
+        check: may raise `Cancelled`.
+    """
+    with ExitStack() as hooks:
+        for layer in unet.modules():
+            if not any(layer.children()):
+                hooks.callback(layer.register_forward_pre_hook(lambda *_: check()).remove)
+        yield
 
 
 class LoadedModel:
@@ -96,7 +125,7 @@ class OfferedModel:
         estimator: estimator of the seconds of its runs.
         quick: whether its steps are short.
         loaded: the model in memory, or None.
-        measured: whether this machine has its cost table, or cannot keep one.
+        measured: whether this machine has its cost table, or cannot keep or measure one.
 
     Raises:
         ModelError: its configuration or headers show that it cannot be used.
@@ -106,7 +135,7 @@ class OfferedModel:
         self.place, self.name = place, absolute_name(place)
         self.label, self.estimator, self.quick = label(self.name), RuntimeEstimator(), False
         self.loaded: LoadedModel | None = None
-        self.measured = False
+        self.measured, self._refusals = False, 0
         self._config_folder = config_folder(place, local_files_only=local_files_only)
 
     @cached_property
@@ -162,14 +191,29 @@ class OfferedModel:
         if self.quick and self.estimator.dense_seconds(1) is None:
             self._observe_trials(trial)
 
-    def measure(self, on_step: OnStep) -> None:
-        """Measure this machine's cost table of the model, which must be loaded; `on_step` may raise `Cancelled`."""
+    def measure(self, check: Callable[[], None]) -> str:
+        """Measure this machine's cost table of the model, which must be loaded.
+
+        Args:
+            check: called before every step and every layer; may raise `Cancelled`.
+
+        Returns:
+            The reason why no table is kept; "" for one that is.
+        """
         assert self.loaded is not None
+        self.measured, why = True, ""
         try:
-            self.loaded.editor.calibrate(on_step=on_step)
-        except OSError as error:
-            _log.warning("no cost table is kept: %s", error)
-        self.measured = True
+            with called_before_layers(self.loaded.editor.pipe.unet, check):
+                self.loaded.editor.calibrate(on_step=lambda *_: check())
+        except (OSError, MeasurementError) as error:
+            why = str(error)
+            _log.warning("no cost table is kept: %s", why)
+            self._refusals += isinstance(error, MeasurementError)
+            self.measured = isinstance(error, OSError) or self._refusals >= _MOST_REFUSALS
+        except Cancelled:
+            self.measured = False
+            raise
+        return why
 
     def _observe_trials(self, trial: Editor) -> None:
         """Learn from runs; the first run of a kind takes longer, and does not count."""
@@ -202,7 +246,7 @@ class ModelPool:
         detector: what finds things in pictures, or None.
         adapter_sources: identity of an adapter -> where it came from.
         dtype, device: dtype and device of the models, as text.
-        threads: number of CPU threads that the models may compute with.
+        thread_choice: The number of CPU threads that the models may compute with.
 
     Raises:
         ModelError, AdapterError: one of these cannot be loaded.
@@ -227,7 +271,11 @@ class ModelPool:
             if model.label in self._models:
                 raise InputError(f"two models are called {model.label}; rename one of them")
             self._models[model.label] = model
-        self.max_loaded, self.adapters, self.threads = max_loaded, tuple(adapters), get_num_threads()
+        self.max_loaded, self.adapters, self.thread_choice = (
+            max_loaded,
+            tuple(adapters),
+            ThreadChoice(get_num_threads()),
+        )
         self._recent: OrderedDict[OfferedModel, None] = OrderedDict()  # least recently used first
         self._options: dict[str, Any] = loading | {"max_recorded_bytes": feature_bytes}
         self.detector: MaskProvider | None = None
@@ -270,7 +318,7 @@ class ModelPool:
             model.loaded = self._load(model)
         self._recent[model] = None
         self._recent.move_to_end(model)
-        model.use_threads(self.threads)
+        model.use_threads(self.thread_choice.threads)
         return model.loaded
 
     def unload(self, model: OfferedModel) -> None:
@@ -291,7 +339,7 @@ class ModelPool:
         self.adapter_sources = {each.adapter.identity: each.source for each in editor.adapters}
         self.loras = LoraCatalog(editor, loras)
         self.first.loaded = LoadedModel(editor)
-        self.first.warm_up(editor, self.threads)
+        self.first.warm_up(editor, self.thread_choice.threads)
         self._recent[self.first] = None
         return editor
 
@@ -308,7 +356,7 @@ class ModelPool:
                 with suppress(AdapterError):  # for another model
                     editor.load_adapter(source)
             loaded = LoadedModel(editor, self.loras.load_into(editor))
-            model.warm_up(editor, self.threads)
+            model.warm_up(editor, self.thread_choice.threads)
         except FisEditError as error:  # which may name places on this machine
             _log.error("%s", error)
             raise ModelError(f"the model {model.label} cannot be loaded; the app's own output says why") from error

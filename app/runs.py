@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from app.session import WorkKind
 from app.validation import MAX_PICTURE_BYTES, MAX_RESULTS
 from fisedit.errors import Cancelled, SessionError
+from fisedit.machine.contention import waited_seconds
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -134,7 +135,8 @@ def _work(
     def work() -> RunProgress:
         session.raise_if_stopped()
         state.limit_memory()
-        editor, began = session.editor(state.load(choice)), perf_counter()
+        editor = session.editor(state.load(choice))
+        began, waited = perf_counter(), waited_seconds()
 
         def on_step(i: int, n: int, picture: Image | None) -> None:
             seconds_left = (perf_counter() - began) / i * (n - i) if i else None
@@ -147,6 +149,7 @@ def _work(
         first = int(session.history.next_id())
         session.models |= {str(first + i): choice.model.name for i in range(run.results)}  # before the history has them
         made = run.job(editor, on_step)
+        state.pool.thread_choice.observe((waited_seconds() - waited) / (perf_counter() - began))
         if isinstance(made, float):
             return RunProgress(1, 1, 0.0, seconds=made)
         candidates = made if isinstance(made, Sequence) else ()

@@ -5,7 +5,7 @@ Knows components by name and handlers by what they return; lays nothing out and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
@@ -24,6 +24,9 @@ from fisedit.values import SchedulerName
 
 if TYPE_CHECKING:
     from app.session import Session
+
+_MEASURE_POLL, _MEASURE_POLLS = 1.0, 600
+"""Seconds between two looks whether the machine was measured, and their number at most."""
 
 
 class SessionEvents(PageEvents):
@@ -94,13 +97,30 @@ class SessionEvents(PageEvents):
             return {page.facts: gr.skip()}
         except Busy as error:
             own = session is not None and not session.idle
-            return {page.facts: gr.skip() if own else html.message(str(error))}
+            return {page.facts: gr.skip() if own else html.message(str(error), "again")}
         except PartNotOpened as error:
             part = "" if session is None else views.part(session.current.size, error.part)
             return {page.facts: html.message(f"{error}."), page.stage: gr.update(region=part)}
         except FisEditError as error:
             return {page.facts: html.message(str(error), "error"), page.stage: gr.update(region="")}
         return self.updates.estimate(estimate, all_pieces=region[2] == ALL_PIECES[1])
+
+    def on_calibrate(self, request: gr.Request) -> Iterator[Updates]:
+        """Measure again what this machine takes, which decides between sparse and dense; the page waits for it."""
+        status = self.page.status
+        try:
+            told = self.state.measure_again(self.session(request))
+        except FisEditError as error:
+            yield {status: html.message(str(error), "error")}
+            return
+        yield {status: html.message("This machine is measured once nothing runs, for about 20 s ...")}
+        for _ in range(_MEASURE_POLLS):
+            with suppress(TimeoutError):
+                why = told.result(_MEASURE_POLL)
+                said = html.message(f"Not measured: {why}.", "error") if why else html.message("Measured again.")
+                yield {status: said}
+                return
+            yield {status: gr.skip()}
 
     def on_model(self, label: str) -> Updates:
         """A model was chosen: its own size and guidance are suggested."""

@@ -152,27 +152,44 @@ class AppState:
         self._measure_when_idle(choice.model)
         return model
 
-    def _measure_when_idle(self, model: OfferedModel) -> None:
-        """Measure the machine's cost table of a model while no run waits, if there is none yet."""
-        if model.measured:
+    def measure_again(self, session: Session) -> Future[str]:
+        """Measure the cost table of the current picture's model once no run waits, or the first model's.
+
+        Returns:
+            The reason why no new table is kept; "" for one that is.
+        """
+        model = self.pool.require(session.model_name(session.current)) if len(session.history) else self.pool.first
+        told = Future[str]()
+        self._measure_when_idle(model, told)
+        return told
+
+    def _measure_when_idle(self, model: OfferedModel, told: Future[str] | None = None) -> None:
+        """Measure the machine's cost table of a model while no run waits, if there is none yet.
+
+        Args:
+            model: the model.
+            told: gets how it ended; the table is measured for it even where there is one. None for nobody.
+        """
+        if model.measured and told is None:
             return
 
         def measure(interrupted: Callable[[], bool]) -> bool:
-            if model.loaded is None:
-                return True
-            model.use_threads(self.pool.threads)
-
-            def on_step(*_: object) -> None:
+            def check() -> None:
                 if interrupted():
                     raise Cancelled("a run waits")
 
-            try:
-                model.measure(on_step)
-            except Cancelled:
-                return False
+            why = f"the model {model.label} is not loaded: make a picture with it first"
+            if model.loaded is not None:
+                model.use_threads(self.pool.thread_choice.threads)
+                try:
+                    why = model.measure(check)
+                except Cancelled:
+                    return False
+            if told is not None:
+                told.set_result(why)
             return True
 
-        self.worker.when_idle(model, measure)
+        self.worker.when_idle(told or model, measure)
 
     def session(self, caller: str) -> Session:
         """The session of a caller, a new one for a new caller. Raises Busy: every session in memory is at work."""

@@ -34,12 +34,14 @@ class InferenceJob(Generic[T]):
         function: called on the worker's thread.
         weights: equal for jobs that use the same model with the same LoRAs; None for one that uses none.
         brief: whether it may run between two steps of another job of the same weights, or of any without its own.
+        idle: whether it is idle work, which ends as soon as another job waits.
         outcome: what the function returned or raised; cancelling it withdraws a job that has not begun.
     """
 
     function: Callable[[], T]
     weights: Hashable = None
     brief: bool = False
+    idle: bool = False
     outcome: Future[T] = field(default_factory=Future)
 
     def run(self) -> None:
@@ -82,8 +84,8 @@ class InferenceWorker:
 
         Args:
             name: identifies the function; one that is already queued under this name is kept.
-            function: gets a function that returns whether jobs are waiting, on which it must return at once. It returns
-                whether it is done, else it is called again once the worker is idle.
+            function: gets a function that returns whether jobs are waiting, on which it must return within 0.2 seconds.
+                It returns whether it is done, else it is called again once the worker is idle.
         """
         with self._changed:
             self._idle.setdefault(name, function)
@@ -96,17 +98,21 @@ class InferenceWorker:
         return self.submit(function, brief=brief).outcome.result()
 
     def jobs_ahead(self, job: InferenceJob[Any]) -> int:
-        """Return the number of runs before a waiting one, the running one included; 0 once it has begun."""
+        """Return the number of runs before a waiting one, the running one included; 0 once it has begun.
+
+        Idle work counts for none.
+        """
         with self._changed:
             waiting = [other for other in self._waiting if not other.outcome.cancelled()]
-            return waiting.index(job) + (self._running is not None) if job in waiting else 0
+            is_running = self._running is not None and not self._running.idle
+            return waiting.index(job) + is_running if job in waiting else 0
 
     def brief_result(self, job: InferenceJob[T], timeout: float) -> T:
         """Return or raise the outcome of a brief job.
 
         Args:
             job: a brief one that was submitted.
-            timeout: seconds to wait for a running job of other weights.
+            timeout: seconds to wait for a running job of other weights; idle work gives way, and is waited for.
 
         Raises:
             Busy: the time is over; the job is withdrawn.
@@ -152,7 +158,7 @@ class InferenceWorker:
             while not self._changed.wait_for(self._has_work, IDLE):
                 if self._idle:
                     name, function = self._idle.popitem()
-                    self._running = InferenceJob(partial(self._run_idle, name, function))
+                    self._running = InferenceJob(partial(self._run_idle, name, function), idle=True)
                     return self._running
             if self._closed:
                 return None
@@ -176,4 +182,6 @@ class InferenceWorker:
 
     def _uses_other_weights(self, job: InferenceJob[Any]) -> bool:
         running = self._running
-        return running is not None and job.weights is not None and running.weights != job.weights
+        if running is None or running.idle or job.weights is None:
+            return False
+        return running.weights != job.weights

@@ -1,6 +1,6 @@
 /* The page: keys, a pause after typing, dropped files, and the key by which a tab finds its session again. */
 (() => {
-  const PAUSE = 100, SOON = 20, SILENT = 2000, DRAFTS = "fisedit-drafts";
+  const PAUSE = 100, SOON = 20, SILENT = 2000, AGAIN = 1000, DRAFTS = "fisedit-drafts";
   const prompt = () => document.querySelector("#prompt textarea");
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
   const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
@@ -268,6 +268,12 @@
       if (asked && asked !== key) localStorage.setItem(LIST, JSON.stringify(known().filter((one) => one.key !== asked)));
       sessionStorage.setItem(KEY, key);
       held(key);
+    },
+    /* A preview that was refused for the moment is asked for again, unless something else was typed meanwhile. */
+    askAgain: () => {
+      if (!document.querySelector("#facts .said.again")) return;
+      clearTimeout(timer);
+      timer = setTimeout(() => press("look"), AGAIN);
     },
     /* A line for a preview that failed: a number is out of its slider's range, which gradio refuses without a word. */
     failedPreview: () => {

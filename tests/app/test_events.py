@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import gradio as gr
@@ -115,6 +116,29 @@ def test_a_run_is_shown_inside_the_mask_of_its_preview(runs, page, state, sessio
     answers = [answer[page.stage].get("live") for answer in runs.on_edit(ME, typed, *NOTHING_READ, *REGION)]
     preview = next(filter(None, answers))
     assert views.decode_base64(preview.partition(",")[2], "preview")[25] == 6, "a PNG with alpha"
+
+
+def test_a_preview_that_is_refused_for_the_moment_is_asked_for_again(events, page, state, session, monkeypatch):
+    made(state, session)
+
+    def busy(*_):
+        raise Busy("the app is at work with another model")
+
+    monkeypatch.setattr(handlers, "preview", busy)
+    assert 'class="said again"' in events.on_preview(ME, DOG, *NOTHING_READ, *REGION)[page.facts]
+
+
+@pytest.mark.parametrize(("why", "said"), [("", "Measured again."), ("others ran", "Not measured: others ran.")])
+def test_a_measurement_is_waited_for(events, page, state, monkeypatch, why, said):
+    told = Future()
+    monkeypatch.setattr("app.session_events._MEASURE_POLL", 0.01)
+    monkeypatch.setattr(type(state), "measure_again", lambda *_: told)
+    answers = events.on_calibrate(ME)
+    assert "once nothing runs" in next(answers)[page.status]
+    next(answers)
+    told.set_result(why)
+    *_, end = answers
+    assert said in end[page.status] and ("error" in end[page.status]) is bool(why)
 
 
 def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):

@@ -62,4 +62,4 @@ def test_the_line_of_truth(state, session):
     assert "in full 4.2 s (measured)" in html.cost_summary(dog, source, 4.2) and "measured" not in told
     assert f"seed {source.config.seed}" in html.cost_summary(source, None, None)
     night = last(handlers.edit(state, session, "a dog and a cake at night"))
-    assert "the whole picture was painted: " in html.cost_summary(night, dog, None)
+    assert "the whole picture is painted: " in html.cost_summary(night, dog, None)

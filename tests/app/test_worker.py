@@ -127,3 +127,27 @@ def test_what_waits_for_idleness_makes_way_for_jobs_and_comes_again(worker, monk
     worker.call(lambda: None)  # the worker looks how long idleness is once a job came
     assert began.wait(60) and worker.call(lambda: "run") == "run", "a job need not wait for it"
     assert done.wait(60) and calls == [False, False]
+
+
+def test_a_preview_waits_for_idle_work_which_is_asked_to_end(worker, monkeypatch):
+    """Idle work has no model that one could wait for: nobody is refused for it, and it begins again later."""
+    monkeypatch.setattr("app.worker.IDLE", 0.01)
+    began, asked, done = threading.Event(), list[bool](), threading.Event()
+
+    def measure(interrupted) -> bool:
+        if asked:
+            done.set()
+            return True
+        began.set()
+        while not interrupted():  # between its steps
+            threading.Event().wait(0.01)
+        threading.Event().wait(0.1)  # longer than a preview waits for a run with another model
+        asked.append(True)
+        return False
+
+    worker.when_idle("model", measure)
+    worker.call(lambda: None)
+    assert began.wait(60)
+    preview = worker.submit(lambda: len(asked), "weights", brief=True)
+    assert worker.jobs_ahead(preview) == 0 and worker.brief_result(preview, 0.01) == 1, "it was asked to end first"
+    assert done.wait(60)
