@@ -26,7 +26,6 @@ from app.validation import DRAWN_SEEDS, RegionSettings, SourceSettings
 from fisedit.errors import InputError, as_text
 from fisedit.metadata import image_metadata
 from fisedit.storage import images
-from fisedit.storage.canvas import upright, upright_size
 from fisedit.storage.mask_images import marks
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ def _file(given: UploadFile | str, name: str) -> bytes:
 
 def _check_own_size(size: object, data: bytes) -> None:
     """Raise InputError for another size than a picture has."""
-    width, height = upright_size(images.decode(data).image)
+    width, height = images.decode(data).image.size
     if size not in (None, "", "auto", f"{width}x{height}"):
         raise InputError(f"size must be auto or the picture's, {width}x{height}, got {size!r:.40}; an edit keeps it")
 
@@ -254,6 +253,6 @@ def _model_note(given: Obeyed, used: str) -> tuple[str, ...]:
 
 def _clear_pixels(data: bytes, what: str) -> Image.Image | None:
     """A mask that is white where a picture is clear, as it is seen; None where it nowhere is."""
-    alpha = upright(images.decode(data, what).image).convert("RGBA").getchannel("A")
+    alpha = images.decode(data, what).image.convert("RGBA").getchannel("A")
     clear = ImageOps.invert(alpha)
     return clear if marks(clear) else None

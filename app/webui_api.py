@@ -24,7 +24,6 @@ from app.webui_fields import IMG2IMG, OPTIONS, OVERRIDES, TXT2IMG
 from fisedit.errors import InputError
 from fisedit.prompts.syntax import without_loras
 from fisedit.storage import images
-from fisedit.storage.canvas import upright_size
 from fisedit.storage.mask_images import decode_mask, marks
 from fisedit.values import Quality, SchedulerName, web_ui_scheduler
 
@@ -96,7 +95,7 @@ class WebuiApi:
             got = len(pictures) if isinstance(pictures, list) else type(pictures).__name__
             raise InputError(f"init_images must hold a picture in base64, got {got}; send a request for each")
         data = _decode(pictures[0], "init_images")
-        size = upright_size(images.decode(data).image)
+        size = images.decode(data).image.size
         region = RegionSettings(
             add=_mask(given, size),
             only=True,

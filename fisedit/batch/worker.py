@@ -24,7 +24,7 @@ from fisedit.machine.malloc import keep_freed_memory
 from fisedit.masking.region import Region
 from fisedit.metadata.image_metadata import Metadata, read_metadata
 from fisedit.storage import images
-from fisedit.storage.canvas import needs_crop, to_editable, upright_size
+from fisedit.storage.canvas import needs_crop, to_editable
 from fisedit.storage.mask_images import decode_mask
 from fisedit.values import MaskSource
 
@@ -289,7 +289,7 @@ class BatchWorker:
         self._source = None
         data, picture = _read_picture(item)
         editor = self._new_editor()  # its features end with it
-        size = upright_size(picture.image)
+        size = picture.image.size
         opened_by = item.mask if needs_crop(size, editor.native_size) else None
         region = Region.mask(decode_mask(mask)) if opened_by else None
         result = self._open_part(editor, picture.image, item.source_prompt, region, on_step)
@@ -301,7 +301,7 @@ def _read_picture(item: BatchItem) -> tuple[bytes, images.DecodedImage]:
     """The bytes and pixels of an item's picture. Raises InputError if they do not fit the format of its output."""
     data = images.read_bytes(item.picture)
     picture = images.decode(data)
-    images.check_size(Path(item.output).suffix, upright_size(picture.image))
+    images.check_size(Path(item.output).suffix, picture.image.size)
     return data, picture
 
 

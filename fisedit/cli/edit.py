@@ -202,19 +202,17 @@ def edit(
 
 def _read_source(context: typer.Context) -> DecodedImage | None:
     """The picture that is opened, which fits the output's format; None for a source of a session or a prompt."""
-    from fisedit.storage.canvas import upright_size
-
     if (opened := read_image(context.params["picture"] or context.params["origin"])) is not None:
-        check_output_size(context, upright_size(opened.image))
+        check_output_size(context, opened.image.size)
     return opened
 
 
 def _opaque(opened: DecodedImage) -> DecodedImage:
     """The same without alpha, so that what is painted where it was clear is seen; how it was made stays with it."""
-    from fisedit.storage.canvas import to_editable, upright
+    from fisedit.storage.canvas import to_editable
 
     shown = to_editable(opened.image).convert("RGB")
-    shown.info = {name: value for name, value in upright(opened.image).info.items() if name != "transparency"}
+    shown.info = {name: value for name, value in opened.image.info.items() if name != "transparency"}
     return replace(opened, image=shown)
 
 
@@ -298,10 +296,9 @@ def _open_editor(context: typer.Context, opened: DecodedImage | None, region: Re
     caption = given["source_prompt"]
     if given["caption_model"] is not None:
         from fisedit.models import captioning
-        from fisedit.storage.canvas import upright
 
         local = given["local_files_only"]
-        caption = captioning.caption(upright(opened.image), given["caption_model"], local_files_only=local)
+        caption = captioning.caption(opened.image, given["caption_model"], local_files_only=local)
     parts = {"region": region, "context": given["context_ratio"], "inversion": given["inversion"]}
     parts |= {"control": CANNY} if is_canny(given["control"]) else {}
     editor.open(opened.image, caption, on_step=on_step, **parts, **config)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from fisedit.errors import InputError
+from fisedit.metadata.file_form import FORM, FileForm
 from fisedit.metadata.image_metadata import owner_info
+from fisedit.metadata.jpeg_form import upright_form
 from fisedit.values import LATENT_FACTOR, cell_pixels
 
 if TYPE_CHECKING:
@@ -78,24 +81,15 @@ def to_editable(picture: Image.Image) -> Image.Image:
 
 
 def upright(picture: Image.Image) -> Image.Image:
-    """Rotated as its EXIF orientation says, if that can be read."""
+    """Rotated as its EXIF orientation says, if that can be read, and with it the form of its file."""
     try:
-        return ImageOps.exif_transpose(picture)
+        turned = ImageOps.exif_transpose(picture)
     except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
         return picture.copy()
-
-
-def upright_size(picture: Image.Image) -> tuple[int, int]:
-    """Width and height of an image in pixels, rotated as its EXIF orientation says.
-
-    Args:
-        picture: Any PIL image.
-    """
-    try:
-        on_its_side = picture.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
-        on_its_side = False
-    return picture.size[::-1] if on_its_side else picture.size
+    form = turned.info.get(FORM)
+    if isinstance(form, FileForm) and form.jpeg:
+        turned.info[FORM] = replace(form, jpeg=upright_form(form.jpeg, picture))
+    return turned
 
 
 def canvas_size(size: tuple[int, int], native: int) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from fisedit.metadata.file_form import FORM
 from fisedit.metadata.image_metadata import Metadata
 from fisedit.metadata.jpeg_form import FORM_CHUNK, form_to_bytes, in_form
 from fisedit.metadata.stealth_texts import without_stealth
-from fisedit.storage.canvas import MAX_PIXELS, to_srgb
+from fisedit.storage.canvas import MAX_PIXELS, to_srgb, upright
 from fisedit.storage.files import IMAGE_FORMATS, write_file
 
 READABLE = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
@@ -107,7 +107,7 @@ def decode(
     formats: tuple[str, ...] = READABLE,
     max_pixels: int = MAX_PIXELS,
 ) -> DecodedImage:
-    """Decode a file's bytes; of an animation the first frame.
+    """Decode a file's bytes, rotated as its EXIF orientation says; of an animation the first frame.
 
     Args:
         data: The file's bytes.
@@ -204,7 +204,7 @@ def _load(image: Image.Image) -> DecodedImage:
     loaded.info = image_metadata.with_raw_profiles(loaded.info) | form
     if image.format == "TIFF":
         loaded.info["exif"] = image_metadata.tiff_exif(image)
-    return DecodedImage(loaded, image.format or "", tuple(notes))
+    return DecodedImage(upright(loaded), image.format or "", tuple(notes))
 
 
 def _levels_16_bit(image: TiffImageFile) -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from io import BytesIO
 from types import SimpleNamespace
 
 import gradio as gr
@@ -72,6 +73,17 @@ def test_a_picture_is_opened_in_its_own_size(runs, page, session):
     assert opened[page.file] is None and opened[page.found] == ""
     *_, end = runs.on_open(ME, None, "a cat", *SETTINGS)
     assert "error" in end[page.status] and len(session.history) == 1
+
+
+def test_a_photograph_stands_upright_before_it_is_opened(events, page):
+    exif, file = Image.Exif(), BytesIO()
+    exif[0x0112] = 6
+    Image.fromarray(np.full((600, 2400, 3), 90, np.uint8)).save(file, "JPEG", exif=exif)
+    answer = events.on_file(ME, file.getvalue(), "")
+    _, _, photo = answer[page.stage]["photo"].partition(",")
+    with Image.open(BytesIO(views.decode_base64(photo, "photo"))) as shown:
+        assert shown.height > 3 * shown.width
+    assert "It has 600x2400 pixels" in answer[page.found]
 
 
 def test_a_region_that_cannot_be_predicted_is_told_and_cleared(events, page, state, session):

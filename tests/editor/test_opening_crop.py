@@ -11,7 +11,7 @@ from skimage import data
 
 from fisedit import Editor, Region
 from fisedit.errors import Cancelled, InputError, MaskError
-from fisedit.storage.canvas import crop_around, paste_edit, to_editable, upright_size
+from fisedit.storage.canvas import crop_around, paste_edit, to_editable
 from fisedit.values import LATENT_FACTOR, cell_pixels, config_to_dict, make_generation_config
 from tests.support.edits import CAT, DOG, same
 from tests.support.grids import square
@@ -78,7 +78,7 @@ def test_a_turned_photograph(editor):
     exif[0x0112] = 6
     photo().save(file, "JPEG", exif=exif)
     picture = Image.open(file)
-    assert upright_size(picture) == SIZE[::-1] == to_editable(picture).size
+    assert to_editable(picture).size == SIZE[::-1]
     source = editor.open(picture, CAT, region=Region.box(10, 10, 60, 60), **QUICK)
     assert source.config.crop and source.size == SIZE[::-1]
 

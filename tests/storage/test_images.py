@@ -115,3 +115,18 @@ def test_sides_that_a_format_cannot_hold(tmp_path, name, size):
     assert not list(tmp_path.iterdir())
     assert decode(encode(Image.new("RGB", (longest, 1)), path.suffix)[0]).image.size == (longest, 1)
     assert decode(encode(Image.new("RGB", size), ".png")[0]).image.size == size
+
+
+@pytest.mark.parametrize("ending", ["PNG", "JPEG", "TIFF", "WEBP"])
+def test_photographs_stand_upright_as_soon_as_they_are_read(ending):
+    """A phone's camera writes them on their side; what else their file says stays, and no one turns them again."""
+    picture, exif, file = Image.new("RGB", (48, 32), "teal"), Image.Exif(), BytesIO()
+    picture.paste("white", (0, 0, 8, 8))
+    exif[0x0112], exif[0x010E], exif.get_ifd(0x8769)[0x829A] = 6, "mine", 0.25
+    options = {"JPEG": {"subsampling": "4:2:2"}, "WEBP": {"lossless": True}}.get(ending, {})
+    picture.save(file, ending, exif=exif, **options)
+    found, expected = decode(file.getvalue()).image, to_editable(Image.open(file))
+    assert found.size == expected.size == (32, 48) and found.convert("RGB").getpixel((28, 3)) > (250, 250, 250)
+    again = to_editable(found)
+    assert np.array_equal(np.asarray(again), np.asarray(expected)) and again.info.keys() == expected.info.keys()
+    assert again.info.get("form") == expected.info.get("form") and b"mine" in again.info["exif"]
