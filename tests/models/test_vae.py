@@ -7,6 +7,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderTiny
 from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
 
 from fisedit import Editor
 from fisedit.errors import ModelError
@@ -44,6 +45,18 @@ def test_a_tiny_autoencoder_decodes_what_on_step_gets(model, tmp_path):
 
 def test_without_one_a_preview_has_a_pixel_for_each_cell(pipelines):
     assert preview(pipelines["demo"], torch.zeros(1, 4, 8, 9)).size == (9, 8)
+
+
+def test_previews_look_like_their_picture():
+    """The first estimates are several times as strong as latents of a picture, and were black and white."""
+    editor, seen = Editor.from_pretrained("demo"), []
+    options = {"num_inference_steps": 8, "seed": 3, "guidance_scale": 4.0}
+    result = editor.generate(CAT, **options, on_step=lambda i, n, picture: seen.append(np.asarray(picture, float)))
+    final = np.asarray(result.image.resize(seen[0].shape[1::-1], Image.Resampling.BOX), float)
+    for picture in seen[1:]:
+        assert abs(picture.mean() - final.mean()) < 25 and abs(picture.std() - final.std()) < 15
+        assert np.isin(picture, (0, 255)).mean() < 0.3
+    assert abs(seen[-1].mean() - final.mean()) < 10 and np.abs(seen[-1] - final).mean() < 20
 
 
 def test_previews_follow_the_weights_and_their_device(monkeypatch):
