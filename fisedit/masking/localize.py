@@ -249,7 +249,7 @@ def _source_attention(
     sites, unet, grids = engine.executor.sites, engine.pipe.unet, engine.grids(config)
     with exclusive(engine.pipe.tokenizer):
         objects = object_words(TaggedPrompt.from_words(split(source.config.prompt, engine.pipe.tokenizer)))
-    maps = cross_maps(unet, sites, steps, source.text_keys, grids)
+    maps = object_masks.sharpened(cross_maps(unet, sites, steps, source.text_keys, grids))
     return object_masks.SourceAttention(maps, *affinity(unet, sites, steps, grids), objects)
 
 
@@ -270,7 +270,8 @@ def _object_mask(
     elif _inserts_object(script) and max_injection_steps(config):  # the layout is least settled at the first step
         insertion_steps = source.features[:1]
     attention = _source_attention(engine, source, config, steps)
-    return object_masks.predict(script, attention, cross_maps(unet, sites, insertion_steps, text[1], grids))
+    inserted = object_masks.sharpened(cross_maps(unet, sites, insertion_steps, text[1], grids))
+    return object_masks.predict(script, attention, inserted)
 
 
 def _recorded_steps(engine: Engine, source: Trajectory, config: GenerationConfig) -> list[CachedFeatures]:
