@@ -75,7 +75,16 @@ def test_results_are_counted_and_the_first_error_told_in_one_line(tool, pytester
     pytester.inline_run(f"--junit-xml={results}")
     outcome = tool.read_results(results.read_text(encoding="utf-8"))
     assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 3, 1)
-    assert outcome.error == r"ValueError: a \| b in two lines"
+    module = "test_results_are_counted_and_the_first_error_told_in_one_line"
+    assert outcome.error == rf"3 of {module}: ValueError: a \| b in two lines"
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure_with_its_own_words(tool, pytester):
+    pytester.makepyfile("import no_such_package")
+    pytester.inline_run(f"--junit-xml={pytester.path / 'results.xml'}")
+    outcome = tool.read_results((pytester.path / "results.xml").read_text(encoding="utf-8"))
+    module = "test_a_module_that_cannot_be_imported_is_a_failure_with_its_own_words"
+    assert outcome == (0, 1, 0, f"1 of {module}: ModuleNotFoundError: No module named 'no_such_package'")
 
 
 def test_the_reason_of_a_refused_installation_is_its_last_sentence(tool):
