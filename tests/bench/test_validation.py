@@ -52,6 +52,14 @@ def test_a_stopped_run_goes_on(folder, monkeypatch):
     assert json.loads((folder / "report.json").read_text()) == json.loads(json.dumps(report))
 
 
+def test_the_rules_hold_for_stable_diffusion_xl(pipelines, tmp_path):
+    """Those of two text encoders, beside diffusers' pipeline of that family."""
+    pipelines["sdxl"].save_pretrained(tmp_path / "model")
+    report = validate_model(ValidationSettings(**QUICK, model=str(tmp_path / "model"), size=64), tmp_path / "found")
+    assert report["passed"] and [row["held"] for row in report["checks"]] == [True] * 3
+    assert any("of UNets that read text alone" in row["seconds"] for row in report["speed"])
+
+
 def test_the_page_shows_every_edit_and_tells_nothing_private(folder):
     page = (folder / "report.html").read_text(encoding="utf-8")
     names = [path.name for path in sorted((folder / "pictures").iterdir())]
