@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fisedit import Editor
 from fisedit.values import MaskSource
 from tests.support.edits import CAT, DOG, Calls, same
 from tests.support.grids import grids
 from tests.support.pictures import noise, scene
 
 SQUARE = grids(16, 16)["square"]
+
+
+@pytest.fixture(params=["shallow", "sdxl"])
+def editor(pipelines, request):
+    return Editor(pipelines[request.param])
 
 
 @pytest.mark.parametrize(
