@@ -91,7 +91,7 @@ class PageComponents:
             self.redo = gr.Button("Redo", size="sm", interactive=False, elem_id="redo")
             self.vary = gr.Button("4 variations", size="sm", interactive=False, elem_id="vary")
             self.erase = gr.Button("Erase", size="sm", interactive=False, elem_id="erase")
-            self.measure = gr.Button("Time a full run", size="sm", interactive=False, elem_id="measure")
+            self.measure = gr.Button("Compare with a full run", size="sm", interactive=False, elem_id="measure")
             self.download = gr.Button("Download", size="sm", interactive=False, elem_id="download")
             self.save = gr.Button("Download all", size="sm", interactive=False, elem_id="save")
             self.delete = gr.Button("Delete", size="sm", interactive=False, elem_id="delete")
@@ -132,14 +132,14 @@ class PageComponents:
                 [], multiselect=True, label="Use only these words", elem_id="words", allow_custom_value=True
             )
             self.instance = gr.Dropdown(
-                [ALL_PIECES], value=ALL_PIECES[1], label="Which of several", elem_id="piece", filterable=False
+                [ALL_PIECES], value=ALL_PIECES[1], label="Instance", elem_id="piece", filterable=False
             )
             if self.pool.detector is not None:
-                self.find = gr.Button("Find things", size="sm", interactive=False, elem_id="find")
-                self.things = gr.Dropdown([], multiselect=True, label="Only these things", elem_id="things")
-            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Wider or tighter", elem_id="grow")
-            self.only = gr.Checkbox(label="Only where I paint", elem_id="only")
-            self.feather = gr.Slider(*validation.FEATHER, value=0, step=1, label="Soft edge", elem_id="feather")
+                self.find = gr.Button("Detect objects", size="sm", interactive=False, elem_id="find")
+                self.things = gr.Dropdown([], multiselect=True, label="Only these objects", elem_id="things")
+            self.grow = gr.Slider(*validation.GROW, value=0, step=1, label="Grow or shrink", elem_id="grow")
+            self.only = gr.Checkbox(label="Only the painted region", elem_id="only")
+            self.feather = gr.Slider(*validation.FEATHER, value=0, step=1, label="Feather", elem_id="feather")
             self.strength = gr.Slider(0.05, 1, value=1, step=0.05, label="Strength", elem_id="strength")
             self.quality = gr.Radio(list(Quality), value=Quality.BALANCED, label="Quality", elem_id="quality")
             self.reset_region = gr.Button("Reset", size="sm", elem_id="reset-region")
@@ -154,22 +154,20 @@ class PageComponents:
 
     def _add_conditions(self) -> None:
         reads = self.pool.reads
-        with gr.Accordion("Look of another picture", open=False, visible=REFERENCE in reads, elem_id="look-panel"):
-            self.reference = _picture_file("Picture whose look is taken", "reference")
+        with gr.Accordion("Reference picture", open=False, visible=REFERENCE in reads, elem_id="look-panel"):
+            self.reference = _picture_file("Image file", "reference")
             self.reference_scale = gr.Slider(
                 *validation.REFERENCE_SCALE, value=1, step=0.05, label="Scale", elem_id="likeness"
             )
-        with gr.Accordion("Where things are", open=False, visible=CONTROL in reads, elem_id="control-panel"):
-            self.control = _picture_file("Picture that says where things are", "control")
-            self.edges = gr.Checkbox(
-                label="Its edges; without a picture those of the one on the stage", elem_id="edges"
-            )
+        with gr.Accordion("Control picture", open=False, visible=CONTROL in reads, elem_id="control-panel"):
+            self.control = _picture_file("Image file", "control")
+            self.edges = gr.Checkbox(label="Canny edges of it, or of the picture on the stage", elem_id="edges")
             self.control_scale = gr.Slider(
                 *validation.REFERENCE_SCALE, value=1, step=0.05, label="Scale", elem_id="control-scale"
             )
 
-        with gr.Accordion("How a head is held", open=False, visible=DRIVE in reads, elem_id="drive-panel"):
-            self.driven = gr.Checkbox(label="Turn it", elem_id="driven")
+        with gr.Accordion("Head pose", open=False, visible=DRIVE in reads, elem_id="drive-panel"):
+            self.driven = gr.Checkbox(label="Set the pose", elem_id="driven")
             with gr.Row():
                 self.pose = [_number_slider(name, *DRIVE_RANGES[name]) for name in DRIVE_RANGES]
             with gr.Row():
@@ -214,12 +212,12 @@ class PageComponents:
             self.guidance = gr.Slider(
                 *validation.GUIDANCE, value=self.pool.first.guidance, step=0.5, label="Guidance", elem_id="guidance"
             )
-        self.random = gr.Checkbox(True, label="Another seed for each new picture", elem_id="random")
+        self.random = gr.Checkbox(True, label="Random seed", elem_id="random")
         with gr.Row(elem_id="seed-row"):
             self.seed = gr.Number(
                 value=0, precision=0, minimum=0, maximum=validation.PAGE_SEEDS[1], label="Seed", elem_id="seed", scale=3
             )
-            self.reuse = gr.Button("This picture's", size="sm", elem_id="reuse", min_width=60)
+            self.reuse = gr.Button("Reuse seed", size="sm", elem_id="reuse", min_width=60)
         with gr.Row():
             self.width = gr.Slider(*validation.SIDES, value=native, step=8, label="Width", elem_id="width")
             self.height = gr.Slider(*validation.SIDES, value=native, step=8, label="Height", elem_id="height")

@@ -284,7 +284,7 @@ def _open_part(editor: Editor, region: RegionSettings, on_step: OnStep) -> None:
 
 
 def find_things(state: AppState, session: Session) -> tuple[Detection, ...]:
-    """Find things in the current picture with the app's detector, from left to right; the session keeps them.
+    """Detect objects in the current picture with the app's detector, from left to right; the session keeps them.
 
     Raises:
         MaskError: it failed. InputError: there is no detector.

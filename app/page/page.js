@@ -3,7 +3,8 @@
   const PAUSE = 100, SOON = 20, SILENT = 2000, AGAIN = 1000, DRAFTS = "fisedit-drafts";
   const prompt = () => document.querySelector("#prompt textarea");
   const typed = () => { const text = prompt(); if (text) text.dispatchEvent(new Event("input", { bubbles: true })); };
-  const press = (id) => { const button = document.querySelector(`#${id}`); if (button && !button.disabled) button.click(); };
+  const can = (button) => button && !button.disabled && button.ariaDisabled !== "true";
+  const press = (id) => { const button = document.querySelector(`#${id}`); if (can(button)) button.click(); };
   let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of again because it ended
   let erased = ""; // words of the picture that Erase was pressed for, if nothing else was typed
 
@@ -21,6 +22,36 @@
     if (draft !== undefined) text.value = draft;
     typed();
   };
+
+  /* A button that could do nothing is dimmed, and its title says what it waits for. */
+  const offers = () => {
+    const stage = document.querySelector(".stage"), text = prompt();
+    if (!stage || !text) return;
+    const has = (selector) => Boolean(document.querySelector(selector)), words = text.value.trim();
+    const marked = stage.hasAttribute("data-marked") || has("#things .token");
+    const reads = has(":is(#reference, #control) .file-preview") || has(":is(#edges, #driven) input:checked");
+    const changed = words !== shown().trim() || marked || reads, edited = has("#history [aria-current]:not([data-way=root])");
+    const wider = [...document.querySelectorAll("#extension input")].some((field) => Number(field.value));
+    const asked = {
+      make: [words, "Say what the picture shows"],
+      run: [words && changed, "Change a word or mark something"],
+      vary: [words && (changed || edited), "Change a word or mark something"],
+      erase: [marked || has("#words .token"), "Mark what shall go, or paint it away with the tool Erase"],
+      extend: [wider, "Say by how many pixels"],
+    };
+    for (const [id, [may, why]] of Object.entries(asked)) {
+      const button = document.querySelector(`#${id}`), now = String(!may);
+      if (!button || button.ariaDisabled === now) continue;
+      Object.assign(button, { ariaDisabled: now, title: may ? "" : why });
+    }
+  };
+  for (const name of ["input", "change"]) document.addEventListener(name, offers, true);
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest && event.target.closest("button[aria-disabled=true]");
+    if (!button) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }, true);
 
   document.addEventListener("input", (event) => {
     if (!event.target.closest || !event.target.closest("#prompt")) return;
@@ -131,8 +162,7 @@
     if (key === "enter") {
       event.preventDefault();
       clearTimeout(timer);
-      const run = document.querySelector("#run");
-      press(waits() ? "open" : run && !run.disabled ? "run" : "make");
+      press(waits() ? "open" : document.querySelector(".stage[data-empty=true]") ? "make" : "run");
     }
     if (key !== "z" && key !== "y" || types(event)) return;
     event.preventDefault();
@@ -251,6 +281,9 @@
     restore: () => {
       note();
       new MutationObserver(note).observe(document.querySelector("#history"), { childList: true, subtree: true });
+      const seen = ["data-empty", "data-marked", "alt", "aria-current", "disabled"];
+      new MutationObserver(offers).observe(document.body, { childList: true, subtree: true, attributeFilter: seen });
+      offers();
       showDraft();
     },
     /* The status line, without an error that was answered. */

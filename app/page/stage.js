@@ -75,6 +75,7 @@ function redraw() {
 function tell(erases = false) {
   redraw();
   const painted = pen.getImageData(0, 0, canvas.width, canvas.height).data.some((level, i) => i % 4 === 3 && level > 127);
+  stage.toggleAttribute("data-marked", painted);
   const sent = painted ? canvas.toDataURL("image/png") : "";
   if (sent === props.value) return;
   props.value = sent;
@@ -267,6 +268,7 @@ function picture() {
     current = key;
     held = "";
     strokes = [];
+    stage.removeAttribute("data-marked");
     props.value = "";
     source(".region", "");
     zoomTo(1);

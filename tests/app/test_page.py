@@ -133,25 +133,67 @@ def test_words_that_were_not_run_wait_at_their_picture(browser):
 
 def test_an_error_goes_with_what_it_was_about(browser):
     page = browser().open()
+    wrong, status, error = "a <lora:nothing:1> cat", page.locator("#status"), page.locator("#status .error")
+    typed(page, wrong)
     page.locator("#make").click()
-    expect(page.locator("#status .error")).to_contain_text("prompt must say something")
+    expect(error).to_contain_text("nothing")
     page.wait_for_timeout(500)  # what follows every run leaves it there
-    expect(page.locator("#status .error")).to_contain_text("prompt must say something")
+    expect(error).to_contain_text("nothing")
     make(page)
     expect(nodes(page)).to_have_count(1)
-    status, wrong = page.locator("#status"), page.locator("#status .error")
     for act in (
         lambda: stroke(page, (0.3, 0.3), (0.6, 0.3)),
         lambda: typed(page, DOG),
-        lambda: page.locator("#stage [data-press=wider]").click(),
         nodes(page).first.click,
     ):
-        page.locator("#erase").click()
-        expect(wrong).to_contain_text("nothing is marked")
+        typed(page, wrong)
+        page.locator("#run").click()
+        expect(error).to_contain_text("nothing")
         act()
         expect(status).to_have_text("")
-        page.locator("#stage").get_by_role("button", name="Clear").evaluate("(button) => button.click()")
         page.wait_for_timeout(1000)  # the region is told of anew, without the error of before
+
+
+def red(page: Page) -> list[str]:
+    """Ids of the buttons in sight that are red and can be pressed."""
+    found = """() => [...document.querySelectorAll("button")]
+      .filter((one) => one.checkVisibility() && !one.disabled && one.ariaDisabled !== "true")
+      .filter((one) => getComputedStyle(one).backgroundColor === "rgb(190, 18, 60)").map((one) => one.id || one.className)"""
+    return page.evaluate(found)
+
+
+def test_one_button_is_red_and_none_can_do_nothing(browser):
+    page = browser().open()
+    expect(page.locator("#make")).to_be_disabled()
+    typed(page, CAT)
+    expect(page.locator("#make")).to_be_enabled()
+    assert red(page) == ["make"]
+    make(page)
+    expect(nodes(page)).to_have_count(1)
+    expect(page.locator("#examples")).to_be_hidden()
+    for button in ("run", "vary", "erase", "undo", "redo", "measure"):
+        expect(page.locator(f"#{button}")).to_be_disabled()
+    page.locator("#stage canvas").focus()
+    page.keyboard.press("Control+Enter")
+    stroke(page, (0.3, 0.3), (0.4, 0.3))
+    for button in ("run", "vary", "erase"):
+        expect(page.locator(f"#{button}")).to_be_enabled()
+    page.get_by_role("button", name="Undo stroke").click()
+    expect(page.locator("#erase")).to_be_disabled()
+    typed(page, DOG)
+    expect(page.locator("#run")).to_be_enabled()
+    assert red(page) == ["run"]
+    page.get_by_role("radio", name="2").check()
+    page.locator("#run").click()
+    expect(page.locator("#candidates [data-id]")).to_have_count(2)
+    expect(page.locator("#keep")).to_be_enabled()
+    assert red(page) == ["keep"]
+    page.locator("#discard").click()
+    expect(page.locator("#choice")).to_be_hidden()
+    expect(nodes(page)).to_have_count(1)
+    page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", (128, 128), "teal")))])
+    expect(page.locator("#stage .open")).to_be_visible()
+    assert red(page) == ["open"]
 
 
 def test_words_that_the_model_does_not_know_are_underlined_and_tokens_counted(browser):
@@ -259,12 +301,12 @@ def test_each_new_picture_has_a_seed_of_its_own_which_is_told(browser):
     page = browser().open()
     make(page)
     expect(page.locator("#truth")).to_contain_text("seed 0")
-    page.get_by_label("Another seed for each new picture").check()
+    page.get_by_label("Random seed").check()
     page.locator("#make").click()
     expect(nodes(page)).to_have_count(2)
     expect(page.locator("#truth")).to_contain_text(re.compile(r"seed [1-9]\d+"))
     page.locator("#reuse").click()
-    expect(page.get_by_label("Another seed for each new picture")).not_to_be_checked()
+    expect(page.get_by_label("Random seed")).not_to_be_checked()
     seed = page.locator("#seed input").input_value()
     expect(page.locator("#truth")).to_contain_text(f"seed {seed}")
 
@@ -385,7 +427,7 @@ def test_a_number_out_of_range_is_said_in_one_line(browser):
     expect(page.locator("#facts")).to_contain_text("picture")
     page.locator("#grow input[type=number]").fill("99")
     said = page.locator("#facts .said")
-    expect(said).to_have_text("Wider or tighter must be from -8 to 8, got 99.")  # a quarter of 32 cells
+    expect(said).to_have_text("Grow or shrink must be from -8 to 8, got 99.")  # a quarter of 32 cells
     page.locator("#grow input[type=number]").blur()
     expect(said).to_have_count(0)
     watched.bad[:] = [line for line in watched.bad if "400" not in line]  # Chromium's own of the refused call

@@ -22,7 +22,7 @@ def make(page: Page, prompt: str = CAT, steps: int = STEPS) -> None:
     """Types a prompt, and makes a picture of it in a few steps."""
     page.locator("#prompt textarea").fill(prompt)
     page.get_by_text("Settings of new pictures").click()
-    page.get_by_label("Another seed for each new picture").uncheck()
+    page.get_by_label("Random seed").uncheck()
     number, slider = (page.locator(f"#steps input[type={kind}]") for kind in ("number", "range"))
     for _ in range(50):  # the panel draws itself when it is opened, and may lose what is typed meanwhile
         number.fill(str(steps))

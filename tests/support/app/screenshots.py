@@ -91,7 +91,7 @@ def _offered(page: Page, url: str, folder: Path, name: str) -> None:
     page.locator("#prompt textarea").fill(STORY[0])
     for panel in (
         "Settings of new pictures",
-        "Look of another picture",
+        "Reference picture",
         "Region",
         "Open a picture or a saved session",
     ):
