@@ -55,8 +55,9 @@ def build(state: AppState) -> gr.Blocks:
     with blocks:
         page = PageComponents(state.pool)
         events = SessionEvents(state, page)
-        _connect_session(blocks, page, events)
-        _connect_runs(page, RunEvents(state, page))
+        runs = RunEvents(state, page)
+        _connect_session(blocks, page, events, runs)
+        _connect_runs(page, runs)
         _connect_previews(page, events)
         _connect_history(page, events)
         _connect_settings(page, events)
@@ -64,11 +65,12 @@ def build(state: AppState) -> gr.Blocks:
     return blocks
 
 
-def _connect_session(blocks: gr.Blocks, page: PageComponents, events: SessionEvents) -> None:
+def _connect_session(blocks: gr.Blocks, page: PageComponents, events: SessionEvents, runs: RunEvents) -> None:
     arrived = blocks.load(
         events.on_arrive, page.key, [page.key, *page.session_outputs], js="() => window.fisedit.key()", **_UNQUEUED
     )
-    arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
+    kept = arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
+    kept.then(runs.on_follow, None, page.session_outputs, concurrency_limit=MAX_WAITING, **_QUICK)
     blocks.unload(events.on_leave)
 
 

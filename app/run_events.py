@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -160,6 +160,20 @@ class RunEvents(PageEvents):
         yield from self._run(
             request, lambda session: handlers.measure_dense(self.state, session, session.current.id), None
         )
+
+    def on_follow(self, request: gr.Request) -> Iterator[Updates]:
+        """Show how a run goes that was begun before the page was loaded again, and what it gave."""
+        session = self.session(request)
+        if not session.running:
+            return
+        before = len(session.history)
+        while not session.idle:
+            progress = session.progress
+            yield {self.page.status: html.progress(progress) if progress else html.message("Waiting ...")}
+            sleep(PREVIEW_INTERVAL)
+        status = html.message(session.notice, "error lasting")
+        is_new = len(session.history) > before
+        yield self.updates.after_run(session) if is_new else self.updates.unchanged(session, status)
 
     def on_stop(self, request: gr.Request) -> Updates:
         """Stop the current run before its next step.

@@ -1,13 +1,14 @@
 """Runs: inference for a session, reported step by step. Knows sessions and the worker; neither gradio nor torch.
 
-The function runs on the worker's thread, and what it reports goes through a queue to whatever iterates. Closing the
-iterator, or stopping the session, ends the run before its next step, or takes it out of the worker's queue.
+The function runs on the worker's thread, and what it reports goes through a queue to whatever iterates. Stopping the
+session ends the run before its next step, or takes it out of the worker's queue. So does closing the iterator, but for
+a run of a page, which may be loaded again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.session import WorkKind
 from app.validation import MAX_PICTURE_BYTES, MAX_RESULTS
-from fisedit.errors import Cancelled, SessionError
+from fisedit.errors import Cancelled, FisEditError, SessionError
 from fisedit.machine.contention import waited_seconds
 
 if TYPE_CHECKING:
@@ -107,7 +108,13 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     work = _work(state, session, run, choice, updates.put)
     job = state.worker.submit(work, choice.weights)
 
-    def end(_: object) -> None:
+    left = list[bool]()  # True once nobody iterates
+
+    def end(outcome: Future[RunProgress]) -> None:
+        error = None if outcome.cancelled() else outcome.exception()
+        if left and error is not None:
+            own = isinstance(error, FisEditError)
+            session.notice = f"The run ended: {error}" if own else "The run failed: see the server's log."
         session.end_work()
         updates.put(None)
 
@@ -118,7 +125,9 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     except CancelledError:  # the worker was closed
         raise _stopped() from None
     finally:
-        if not job.outcome.done():  # else the session may be at its next work by now
+        left.append(True)
+        stays = session.has_page and run.kind is WorkKind.RUN
+        if not (stays or job.outcome.done()):  # else the session may be at its next work by now
             session.stop_work()
             job.outcome.cancel()
 
@@ -140,7 +149,10 @@ def _work(
 
         def on_step(i: int, n: int, picture: Image | None) -> None:
             seconds_left = (perf_counter() - began) / i * (n - i) if i else None
-            report(RunProgress(i, n, seconds_left, picture))
+            progress = RunProgress(i, n, seconds_left, picture)
+            if run.kind is WorkKind.RUN:
+                session.progress = progress
+            report(progress)
             state.worker.run_brief_jobs()
             session.raise_if_stopped()
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from app.model_pool import LoadedModel, ModelPool
+    from app.runs import RunProgress
     from fisedit import Editor
     from fisedit.editor import Preview
     from fisedit.features.pages import Page
@@ -95,6 +96,8 @@ class Session:
         live: the edit that was drawn last while its prompt was typed, or None.
         live_request: the newest request for such an edit since the page showed none, or None.
         notice: what its page says until the next run; "" for nothing.
+        has_page: whether a page showed it. Its runs end though the page is left, as it may come again.
+        progress: the progress of the run that goes on here; None before its first step, and without one.
         unsaved: why the last result is not in its folder; "" if it is.
     """
 
@@ -108,6 +111,8 @@ class Session:
         self.measured: dict[str, float] = {}
         self.was_damaged = False
         self.notice = self.unsaved = ""
+        self.has_page = False
+        self.progress: RunProgress | None = None
         self.live: LiveEdit | None = None
         self.live_request: LiveRequest | None = None
         self._pool, self._adapters, self._store = pool, dict[str, AdapterUse](), SessionStore(folder)
@@ -183,11 +188,12 @@ class Session:
         """Ask the work that goes on here to end before its next step, not what waits for it."""
         self._stop.set()
 
-    def stop_unseen(self) -> None:
-        """End a run that no page sees any more; the next page says so."""
-        if self.running:
-            self.notice = "The run was stopped, as its page was left. What it had finished is here."
-        self.stop()
+    def leave(self) -> None:
+        """Note that nobody is here any more: a program's work ends before its next step, of a page only live edits."""
+        if self.has_page:
+            self.stop_live()
+        else:
+            self.stop()
 
     def stop_live(self, except_prompt: str | None = None) -> None:
         """Stop a live edit that is being drawn before its next step; other work goes on.
@@ -233,7 +239,7 @@ class Session:
     def end_work(self) -> None:
         """End the work, in any thread; the page shows no live edit after a run."""
         if self._kind is WorkKind.RUN:
-            self.live_request = None
+            self.live_request = self.progress = None
         self._work.release()
 
     @contextmanager

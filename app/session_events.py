@@ -41,9 +41,8 @@ class SessionEvents(PageEvents):
         except FisEditError as error:
             said = html.message(str(error), "error lasting")
             return {self.page.status: said, self.page.make: gr.update(interactive=True)}
-        if not session.idle:
-            session.stop_unseen()
-        elif session.live is not None:
+        session.stop_live()
+        if session.idle and session.live is not None:
             with suppress(Busy), session.work():
                 session.drop_live()
         notice = html.message(session.notice)
@@ -51,10 +50,12 @@ class SessionEvents(PageEvents):
             session.was_damaged = False
             notice = html.message("What was saved of this session cannot be read, and was put aside.", "error lasting")
         shown = self.updates.session(session, view="edit")
+        if session.running:  # which `RunEvents.on_follow` shows
+            shown |= self.updates.buttons(session, busy=True)
         return {self.page.key: session.key, **shown, self.page.status: notice}
 
     def on_leave(self, request: gr.Request) -> None:
-        """A page was closed: its work ends."""
+        """A page was closed: its live edit ends."""
         self.state.leave(caller(request))
 
     # Before a run

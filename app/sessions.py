@@ -197,7 +197,9 @@ class AppState:
 
     def adopt(self, caller: str, key: str) -> Session:
         """The session of a key, for a page that was loaded again; the caller's own for an unknown key. Raises Busy."""
-        return self._open_session(caller, key)
+        session = self._open_session(caller, key)
+        session.has_page = True
+        return session
 
     def program_session(self, key: str = "") -> Session:
         """The session of a key, or a new one for a program, which ends with the app. Raises Busy."""
@@ -219,8 +221,8 @@ class AppState:
             shutil.rmtree(folder, ignore_errors=True)
 
     def leave(self, caller: str) -> None:
-        """Note that a caller's connection ended: its session's work ends before the next step, unless another caller
-        has it open. The caller finds the session again."""
+        """Note that a caller's connection ended: a program's work ends before the next step, unless another caller has
+        its session open; a page's run goes on. The caller finds the session again."""
         with self._lock:
             key = self._callers.get(caller)
             if key is None:
@@ -228,7 +230,7 @@ class AppState:
             self._away.add(caller)
             is_open = any(own == key and other not in self._away for other, own in self._callers.items())
             if key in self._sessions and not is_open:
-                self._sessions[key].stop_unseen()
+                self._sessions[key].leave()
 
     def limit_memory(self) -> None:
         """Drop recorded features of idle sessions, longest idle first, until all of them are within the bound.

@@ -16,7 +16,7 @@ from app.components import PageComponents
 from app.run_events import RunEvents
 from app.runs import RunProgress
 from app.session_events import SessionEvents
-from app.validation import NO_CONDITIONS, Busy
+from app.validation import NO_CONDITIONS, Busy, SourceSettings
 from fisedit import Cancelled
 from fisedit.errors import InputError, SessionError
 from fisedit.integrations.mask_providers import Detection
@@ -73,6 +73,27 @@ def test_a_picture_is_opened_in_its_own_size(runs, page, session):
     assert opened[page.file] is None and opened[page.found] == ""
     *_, end = runs.on_open(ME, None, "a cat", *SETTINGS)
     assert "error" in end[page.status] and len(session.history) == 1
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_page_that_is_loaded_again_follows_its_run(events, runs, page, state, monkeypatch, stopped):
+    monkeypatch.setattr("app.run_events.PREVIEW_INTERVAL", 0.01)
+    session = state.adopt("me", "")
+    running = handlers.generate(state, session, CAT, SourceSettings(steps=12))
+    next(running)
+    running.close()
+    again = SimpleNamespace(session_hash="again")
+    shown = events.on_arrive(again, session.key)
+    assert shown[page.stop]["visible"] and not shown[page.make]["visible"]
+    if stopped:
+        runs.on_stop(again)
+    *told, end = runs.on_follow(again)
+    assert told and end[page.make]["visible"] and not end[page.stop]["visible"]
+    if stopped:
+        assert "stopped; nothing was changed" in end[page.status]
+    else:
+        assert end[page.stage]["picture"]["alt"] == CAT and page.prompt not in end, "more may have been typed"
+    assert list(runs.on_follow(again)) == [], "nothing runs"
 
 
 def test_a_photograph_stands_upright_before_it_is_opened(events, page):

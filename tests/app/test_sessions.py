@@ -183,9 +183,34 @@ def test_what_is_damaged_is_put_aside(state, session):
     assert made(state, back).id == "0"
 
 
-def test_a_page_that_is_left_stops_the_work_unless_another_has_the_session(state):
+def test_a_run_of_a_page_that_is_left_ends_and_is_there(state):
+    """A reload, or a connection that is lost, throws no run away."""
+    session = state.adopt("page", "")
+    running = handlers.generate(state, session, CAT, SourceSettings(steps=12))
+    next(running)
+    running.close()
+    state.leave("page")
+    idle(session)
+    assert state.adopt("page again", session.key) is session
+    assert [result.prompt for result in session.history] == [CAT] and session.notice == "" and session.progress is None
+    assert list(session.folder.glob("0-*.png")), "it is saved"
+
+
+def test_a_run_of_a_page_that_is_left_can_be_stopped_and_says_why_it_ended(state):
+    session = state.adopt("page", "")
+    running = handlers.generate(state, session, CAT, SourceSettings(steps=150))
+    next(running)
+    running.close()
+    state.leave("page")
+    assert session.running and not session.stopping
+    session.stop()
+    idle(session)
+    assert session.notice == "The run ended: stopped; nothing was changed" and not len(session.history)
+
+
+def test_a_programs_work_ends_when_no_caller_is_left(state):
     session = state.session("first")
-    assert state.adopt("second", session.key) is session
+    state._remember_caller("second", session.key)
     running = handlers.generate(state, session, CAT, SourceSettings(steps=12))
     next(running)
     state.leave("first")
