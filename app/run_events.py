@@ -216,7 +216,7 @@ class RunEvents(PageEvents):
         try:
             session = self.session(request)
             stage = gr.skip() if opens else gr.update(photo="")
-            yield {**updates.buttons(session, busy=True), page.status: html.message("Starting ..."), page.stage: stage}
+            yield {**updates.running(session), page.status: html.message("Starting ..."), page.stage: stage}
             shown = 0.0
             for progress in start(session):
                 if progress.ahead:

@@ -51,7 +51,7 @@ class SessionEvents(PageEvents):
             notice = html.message("What was saved of this session cannot be read, and was put aside.", "error lasting")
         shown = self.updates.session(session, view="edit")
         if session.running:  # which `RunEvents.on_follow` shows
-            shown |= self.updates.buttons(session, busy=True)
+            shown |= self.updates.running(session)
         return {self.page.key: session.key, **shown, self.page.status: notice}
 
     def on_leave(self, request: gr.Request) -> None:

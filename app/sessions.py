@@ -222,7 +222,7 @@ class AppState:
 
     def leave(self, caller: str) -> None:
         """Note that a caller's connection ended: a program's work ends before the next step, unless another caller has
-        its session open; a page's run goes on. The caller finds the session again."""
+        its session open. A page's run goes on. The caller finds the session again."""
         with self._lock:
             key = self._callers.get(caller)
             if key is None:

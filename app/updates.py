@@ -75,7 +75,7 @@ class PageUpdates:
         candidates = session.candidates
         return cleared | {
             page.stage: gr.update(picture=self.picture(current, parent, view), region="", live="", photo=""),
-            page.cost_line: self._cost_summary(session, current, parent),
+            page.cost_line: self._cost_line(session),
             page.candidates: html.candidates(candidates, current.id),
             page.tree: html.tree(kept, current.parent if current in candidates else current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
@@ -121,7 +121,7 @@ class PageUpdates:
 
     def unchanged(self, session: Session | None, status: str) -> Updates:
         """Return the updates after a run without a result: all as it was, and why."""
-        buttons = self.buttons(session) if session else {}
+        buttons = self.buttons(session) | {self.page.cost_line: self._cost_line(session)} if session else {}
         return {**buttons, self.page.stage: gr.update(live=""), self.page.status: status}
 
     def estimate(self, edit: EditEstimate, *, all_pieces: bool) -> Updates:
@@ -215,8 +215,16 @@ class PageUpdates:
         place = size, after.config.crop
         return shown | {"mask": views.region(mask, *place) if mask else "", "split": views.border(mask, *place)}
 
-    def _cost_summary(self, session: Session, result: EditResult, parent: EditResult | None) -> str:
-        name = session.model_name(result)
+    def running(self, session: Session) -> Updates:
+        """Return the updates as a run begins: what it costs is told with its result, and not of the one before."""
+        return self.buttons(session, busy=True) | {self.page.cost_line: ""}
+
+    def _cost_line(self, session: Session) -> str:
+        """The cost of the current result; "" before the first."""
+        if not len(session.history):
+            return ""
+        result, name = session.current, session.model_name(session.current)
+        parent = None if result.parent is None else session.history.find(result.parent)
         model, loras = self.pool.find(name), self.pool.loras.as_text(result.config.loras)
         made = f"by {model.label}" if model and len(self.pool.models) > 1 else ""
         source_text = " ".join(filter(None, (made, f"with {loras}" if loras else "")))

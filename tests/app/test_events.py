@@ -174,6 +174,18 @@ def test_a_measurement_is_waited_for(events, page, state, monkeypatch, why, said
     assert said in end[page.status] and ("error" in end[page.status]) is bool(why)
 
 
+def test_the_cost_of_a_run_is_told_with_its_result(runs, page, state, session):
+    made(state, session)
+    first, *_, end = runs.on_edit(ME, DOG, *NOTHING_READ, *REGION)
+    assert first[page.cost_line] == "" and "outside the mask: identical" in end[page.cost_line]
+
+    def stop(_):
+        raise Cancelled("stopped")
+
+    first, stopped = runs._run(ME, stop)
+    assert first[page.cost_line] == "" and stopped[page.cost_line] == end[page.cost_line]
+
+
 def test_two_pictures_are_compared_and_others_are_refused(events, page, state, session):
     first, second = made(state, session), last(handlers.edit(state, session, DOG))
     answer = events.on_compare(ME, first.id)
