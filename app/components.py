@@ -239,6 +239,7 @@ class PageComponents:
         self.draw_live = gr.Button(visible="hidden", elem_id="draw")
         self.wider = gr.Button(visible="hidden", elem_id="wider")
         self.tighter = gr.Button(visible="hidden", elem_id="tighter")
+        self.follow_run = gr.Button(visible="hidden", elem_id="follow-run")
         self.reconnect = gr.Button(visible="hidden", elem_id="listen")
         self.delete_now = gr.Button(visible="hidden", elem_id="delete-now")
         self.fetch = gr.DownloadButton(visible="hidden", elem_id="fetch")

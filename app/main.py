@@ -69,8 +69,8 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: SessionEve
     arrived = blocks.load(
         events.on_arrive, page.key, [page.key, *page.session_outputs], js="() => window.fisedit.key()", **_UNQUEUED
     )
-    kept = arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
-    kept.then(runs.on_follow, None, page.session_outputs, concurrency_limit=MAX_WAITING, **_QUICK)
+    arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
+    page.follow_run.click(runs.on_follow, None, page.session_outputs, concurrency_limit=MAX_WAITING, **_QUICK)
     blocks.unload(events.on_leave)
 
 

@@ -277,9 +277,10 @@
       typed();
       moving = false;
     },
-    /* What was typed before a reload, and the other sessions. */
+    /* What was typed before a reload, the other sessions, and a run that goes on. */
     restore: () => {
       note();
+      press("follow-run");
       new MutationObserver(note).observe(document.querySelector("#history"), { childList: true, subtree: true });
       const seen = ["data-empty", "data-marked", "alt", "aria-current", "disabled"];
       new MutationObserver(offers).observe(document.body, { childList: true, subtree: true, attributeFilter: seen });
