@@ -158,7 +158,8 @@ def red(page: Page) -> list[str]:
     """Ids of the buttons in sight that are red and can be pressed."""
     found = """() => [...document.querySelectorAll("button")]
       .filter((one) => one.checkVisibility() && !one.disabled && one.ariaDisabled !== "true")
-      .filter((one) => getComputedStyle(one).backgroundColor === "rgb(190, 18, 60)").map((one) => one.id || one.className)"""
+      .filter((one) => getComputedStyle(one).backgroundColor === "rgb(190, 18, 60)")
+      .map((one) => one.id || one.className)"""
     return page.evaluate(found)
 
 
