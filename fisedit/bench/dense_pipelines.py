@@ -1,5 +1,6 @@
-"""diffusers' own pipeline in every variant of precision, memory format and execution, each with weights of its own.
+"""diffusers' own pipeline in every variant of precision, memory format and execution.
 
+Each has modules of its own over the model's weights, and copies of those weights alone that lie otherwise in it.
 Knows diffusers and torch.compile, and what runs it instead (`runtimes`); nothing of sparse edits.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -38,6 +39,7 @@ from fisedit.bench.runtimes import (
 )
 from fisedit.bench.timing import measure_seconds
 from fisedit.machine.device import DTYPES
+from fisedit.machine.hardware import free_bytes
 from fisedit.models.families.conditioning import Conditioning, example
 from fisedit.models.families.family import assemble
 from fisedit.models.loader import quiet_loaders
@@ -54,10 +56,10 @@ MODES = {"cuda": "reduce-overhead"}
 
 
 class DensePipelines:
-    """Copies of a pipeline, made when they are first used. To be made before an editor uses the pipeline.
+    """Variants of a pipeline, made when they are first used. To be made before an editor uses the pipeline.
 
     Args:
-        pipe: The pipeline that is copied; it stays as it is.
+        pipe: The pipeline whose variants they are; it stays as it is.
         config: The settings of the pictures that are made.
         compiled: whether a search tries torch.compile.
     """
@@ -76,14 +78,16 @@ class DensePipelines:
             return [f"torch.compile was not tried: {self._skip_reason}"]
         return [f"torch.compile made kernels for {vector_extension()}"] if self._device.type == "cpu" else []
 
-    def search(self) -> DenseSearch:
+    def search(self, rounds: int | None = None) -> DenseSearch:
         """Find the fastest exact variant by a step and a decode, weighted as in a whole run.
 
         Its weights are kept, and those of the fastest variant of every runtime.
+
+        Args:
+            rounds: The most further rounds of timings; None for as many as are usual.
         """
-        result = find_fastest(
-            variants(self._device.type, compiled=not self._skip_reason), self._run_seconds, self.release
-        )
+        candidates = variants(self._device.type, compiled=not self._skip_reason)
+        result = find_fastest(candidates, self._run_seconds, self.release, rounds)
         vars(self).pop("_openvino_models", None)
         best = [variant for runtime in (TORCH, OPENVINO) if (variant := result.best_of(runtime))]
         for variant in list(self._pipelines):
@@ -122,6 +126,24 @@ class DensePipelines:
             self.release(variant)
             return failure(error)
         return ""
+
+    def shortage(self, variant: DenseVariant) -> str:
+        """Return why there is no memory for a variant's own weights, in a few words, or "".
+
+        Half as much again is left for what it computes.
+
+        Args:
+            variant: The variant, made or not.
+        """
+        if variant in self._pipelines:
+            return ""
+        dtype, layout = DTYPES[variant.dtype], _layout(variant)
+        modules = [part for part in self._pipe.components.values() if isinstance(part, nn.Module)]
+        copied = (weight for part in modules for weight in part.parameters() if _differs(weight, dtype, layout))
+        needed, free = sum(weight.numel() for weight in copied) * dtype.itemsize, free_bytes(self._device)
+        if free >= 1.5 * needed:
+            return ""
+        return f"its weights take {needed / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free"
 
     def release(self, variant: DenseVariant) -> None:
         """Forget a variant's copy.
@@ -201,29 +223,30 @@ class DensePipelines:
         return latents, torch.tensor(500, device=self._device), example(unet, batch, tokens).to(dtype)
 
     def _copy(self, variant: DenseVariant) -> StableDiffusionPipeline:
-        layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+        if reason := self.shortage(variant):
+            raise RuntimeError(reason)
         parts: dict[str, Any] = dict(self._pipe.components)
         with quiet_loaders():  # diffusers warns of a cast that no part of these models minds
             for name in (name for name, part in parts.items() if isinstance(part, nn.Module)):
-                parts[name] = deepcopy(parts[name]).to(DTYPES[variant.dtype])
+                parts[name] = _sharing(parts[name]).to(DTYPES[variant.dtype])
         for name in ("unet", "vae"):
-            parts[name].to(memory_format=layout)
+            parts[name].to(memory_format=_layout(variant))
         return self._assemble(parts)
 
     def _compile(self, variant: DenseVariant) -> StableDiffusionPipeline:
         parts: dict[str, Any] = dict(self.get(replace(variant, compiled=False)).components)
-        vae, mode = deepcopy(parts["vae"]), MODES.get(self._device.type, "default")
+        vae, mode = _sharing(parts["vae"]), MODES.get(self._device.type, "default")
         vae.decoder = torch.compile(vae.decoder, mode=mode)
         return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
 
     @cached_property
     def _openvino_models(self) -> tuple[Any, Any]:
         """UNet and decoder as OpenVINO's models, which every precision is compiled of."""
-        with quiet_loaders():
-            unet, decoder = (deepcopy(part).float() for part in (UNetCall(self._pipe.unet), self._pipe.vae.decoder))
         latents, time, text = self._step_inputs(torch.float32)
         if text.added:
             raise RuntimeError("its conversion here is of UNets that read text alone")
+        with quiet_loaders():
+            unet, decoder = (_sharing(part).float() for part in (UNetCall(self._pipe.unet), self._pipe.vae.decoder))
         return convert_openvino(unet, (latents, time.float(), text.text)), convert_openvino(decoder, (latents[:1],))
 
     def _convert(self, variant: DenseVariant) -> StableDiffusionPipeline:
@@ -246,6 +269,23 @@ class DensePipelines:
         pipe: StableDiffusionPipeline = assemble(parts)
         pipe.set_progress_bar_config(disable=True)
         return pipe
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _sharing(module: M) -> M:
+    """A module of its own over the same weights, which it keeps until it is cast or laid out anew."""
+    return deepcopy(module, {id(weight): nn.Parameter(weight.data, False) for weight in module.parameters()})
+
+
+def _layout(variant: DenseVariant) -> torch.memory_format:
+    return torch.channels_last if variant.channels_last else torch.contiguous_format
+
+
+def _differs(weight: Tensor, dtype: torch.dtype, layout: torch.memory_format) -> bool:
+    """Return whether a weight lies otherwise in a variant; memory formats are of convolutions."""
+    return weight.dtype != dtype or (weight.ndim == 4 and not weight.is_contiguous(memory_format=layout))
 
 
 def vector_extension() -> str:

@@ -129,6 +129,7 @@ def find_fastest(
     candidates: Sequence[DenseVariant],
     measure: Callable[[DenseVariant], float],
     release: Callable[[DenseVariant], None] = lambda _: None,
+    rounds: int | None = None,
 ) -> DenseSearch:
     """Time every candidate once, drop those that are too slow, and let the others take turns.
 
@@ -139,6 +140,7 @@ def find_fastest(
         measure: seconds of one dense run of a variant, warmed up; RuntimeError where it cannot run, ImportError where
             its package is missing.
         release: frees what a variant that was dropped holds.
+        rounds: The most further rounds; None for `NUM_ROUNDS`.
 
     Raises:
         RuntimeError: no candidate can run.
@@ -160,7 +162,7 @@ def find_fastest(
     remaining = [variant for variant in seconds if variant not in left_out]
     if not remaining:
         raise RuntimeError(f"no dense run works here: {'; '.join(left_out.values())}")
-    for _ in range(NUM_ROUNDS):
+    for _ in range(NUM_ROUNDS if rounds is None else min(rounds, NUM_ROUNDS)):
         for variant in remaining:
             seconds[variant].append(measure(variant))
     best = min(remaining, key=lambda variant: median(seconds[variant]))

@@ -19,6 +19,7 @@ from fisedit.bench.dense_search import (
     variants,
 )
 from tests.support.edits import config_of
+from tests.support.pipelines import build_pipeline
 
 BF16, BF16_CONTIGUOUS = DenseVariant("bf16", True, False), DenseVariant("bf16", False, False)
 FP32 = DenseVariant("fp32", True, False)
@@ -135,6 +136,31 @@ def test_a_compiled_variant_shares_its_eager_ones_unet_and_leaves_its_decoder(pi
     assert dense.get(BF16) is eager
     dense.release(BF16)
     assert dense.get(BF16) is not eager
+
+
+def test_a_variant_shares_weights_that_lie_as_the_models(pipelines, monkeypatch):
+    """Contiguous convolutions alone are copied, other precisions only where memory is free; the model stays."""
+    pipe = build_pipeline("sdxl").to(torch.bfloat16)
+    pipe.unet.to(memory_format=torch.channels_last)
+    pipe.vae.to(memory_format=torch.channels_last)
+    dense = dense_pipelines.DensePipelines(pipe, config_of())
+    monkeypatch.setattr(dense_pipelines, "free_bytes", lambda _: 0)
+    assert dense.shortage(DEFAULT_VARIANT).startswith("its weights take 0.0 GB more") and not dense.shortage(BF16)
+    with pytest.raises(RuntimeError, match=r"GB more, and 0.0 GB are free"):
+        dense.get(FP32)
+    monkeypatch.undo()
+    own, variant, contiguous = (addresses(each) for each in (pipe, dense.get(BF16), dense.get(BF16_CONTIGUOUS)))
+    assert variant == own and dense.get(BF16).unet is not pipe.unet
+    moved = {name for name in own if contiguous[name] != own[name]}
+    convs = {name for name, weight in pipe.unet.named_parameters() if weight.ndim == 4}
+    assert moved == convs and addresses(pipe) == own
+    assert pipe.unet.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
+    assert dense.get(BF16_CONTIGUOUS).unet.conv_in.weight.is_contiguous()
+
+
+def addresses(pipe):
+    """Name of a weight of the UNet -> where it lies."""
+    return {name: weight.data_ptr() for name, weight in pipe.unet.named_parameters()}
 
 
 def test_a_machine_without_a_compiler_says_so(pipelines, monkeypatch):

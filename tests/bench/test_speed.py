@@ -7,7 +7,7 @@ import pytest
 from benchmarks import fidelity
 from benchmarks.schedules import CLOSE, FAST, SCHEDULES, SHALLOW
 from benchmarks.settings import FidelitySettings
-from fisedit.bench import dense_search, speed
+from fisedit.bench import dense_pipelines, dense_search, speed
 from fisedit.bench.settings import SpeedSettings
 from fisedit.models.families import family
 from fisedit.values import Quality
@@ -32,6 +32,15 @@ def test_a_family_with_random_weights_is_measured_by_its_name(pipelines, tmp_pat
     for row in (report["dense"], *report["rows"]):
         assert row["step_macs_counted_by_torch"] == pytest.approx(row["step_macs"], rel=0.01)
     assert report["settings"]["model"] == "SDXL architecture, random weights" and speed.RANDOM_NOTE in report["notes"]
+
+
+def test_what_does_not_fit_into_memory_is_left_out_and_told(monkeypatch):
+    monkeypatch.setattr(dense_pipelines, "free_bytes", lambda _: 0)
+    report = speed.measure_edit_speed(SpeedSettings(dtype="bf16", **SMALL))
+    left_out = report["search"]["left_out"]
+    assert "GB more, and 0.0 GB are free" in left_out["fp32, channels_last, eager"]
+    assert "plain" not in report["dense"] and report["dense"]["recorded_bytes"] and report["dense"]["peak_memory_bytes"]
+    assert any(note.startswith("plain diffusers was not timed: its weights take") for note in report["notes"])
 
 
 def test_the_verb_writes_what_it_prints(fisedit, tmp_path, monkeypatch):
