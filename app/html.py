@@ -156,7 +156,9 @@ def cost_summary(
     total = stats.seconds["total"]
     if parent is None:
         seed = "" if result.config.opened else f"seed {result.config.seed}"
-        return _line("A new picture", _seconds_as_text(total, "in "), seed, source_text, *stats.notes, unavailable)
+        next_step = "" if result.prompt else UNDESCRIBED.replace("Then mark", "Mark")
+        told = _line("A new picture", _seconds_as_text(total, "in "), seed, source_text, *stats.notes, unavailable)
+        return " · ".join(filter(None, (told, _line(next_step))))
     if not (stats.unet_evaluations_sparse or stats.unet_evaluations_dense):
         return _line(*stats.notes, outside_as_text(parent, result), unavailable)
     work = _work_as_text(stats.macs_dense, stats.macs)
@@ -185,6 +187,9 @@ def progress(run: RunProgress) -> str:
 OWN_WORDS = '<button type="button" class="own">Reset words</button>'
 """The button by which the page's script puts the current picture's prompt back."""
 
+UNDESCRIBED = "Then mark a place, and say what shall be there."
+"""The sentence about a picture that is opened without a description."""
+
 EARLIER = '<div class="earlier" role="group" aria-label="Earlier sessions" hidden></div>'
 """The place in which the page's script lists the browser's other sessions."""
 
@@ -206,10 +211,10 @@ def waiting_picture(notes: str, *, ask: bool) -> str:
 
     Args:
         notes: what the file says, and what becomes of the picture.
-        ask: whether to ask for what it shows.
+        ask: whether its file does not say what it shows.
     """
-    question = "What does it show? Say it as the prompt, then open it (Ctrl+Enter)." if ask else ""
-    return f'<div class="waiting">{message(f"{question} {notes}".strip())}</div>'
+    hint = f"Open it (Ctrl+Enter). {UNDESCRIBED} To edit it by words alone, say as the prompt what it shows." * ask
+    return f'<div class="waiting"{" data-ask" * ask}>{message(f"{hint} {notes}".strip())}</div>'
 
 
 def tree(results: Iterable[EditResult], current: str | None) -> str:

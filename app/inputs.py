@@ -66,26 +66,29 @@ def conditions_of(*values: Any) -> tuple[Conditions, tuple[Any, ...]]:
     return read, tuple(rest[len(pose) + len(expression) :])
 
 
-def region(session: Session, prompt: str, conditions: Conditions, *values: Any) -> RegionSettings:
+def region(session: Session, prompt: str, conditions: Conditions, *values: Any, soft: bool = True) -> RegionSettings:
     """Return the region settings of `PageComponents.edit_inputs`.
 
-    Where neither words nor pictures change what is there, what is painted gets other noise.
+    Where neither words nor pictures change what is there, what is painted gets other noise. What is marked is edited
+    alone in a picture that was opened without a description.
 
     Args:
         session: the session whose current picture is edited.
         prompt: what it should show.
         conditions: what adapters read.
         values: values of the stage and the region's controls, in that order.
+        soft: whether what is painted has a soft border.
 
     Raises:
         InputError: strokes or a piece that the page does not send.
     """
     strokes, words, instance, grow, only, feather, strength, quality, *chosen = values
-    marked = views.decode_strokes(strokes, session.current.size)
+    marked = views.decode_strokes(strokes, session.current.size, soft=soft)
     if not isinstance(instance, str) or not (instance == ALL_PIECES[1] or instance.isdecimal()):
         raise InputError(f"piece must be a number or {ALL_PIECES[1]!r}, got {instance!r:.40}")
     things, found = _things(session, chosen[0] if chosen else ())
     is_marked = marked.add is not None or bool(marked.inside) or found is not None
+    is_described = bool(session.history.lineage(session.current.id)[0].prompt)  # else words do not say where
     anew = is_marked and conditions == NO_CONDITIONS and printable(prompt) == session.current.prompt
     return RegionSettings(
         words=tuple(str(word) for word in words or ()),
@@ -95,7 +98,7 @@ def region(session: Session, prompt: str, conditions: Conditions, *values: Any) 
         protect=marked.protect,
         inside=marked.inside,
         outside=marked.outside,
-        only=(bool(only) or found is not None) and is_marked,
+        only=(bool(only) or found is not None or not is_described) and is_marked,
         strength=1.0 if strength is None else strength,
         quality=quality or Quality.BALANCED,
         seed=_random_seed() if anew else None,

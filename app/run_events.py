@@ -102,7 +102,7 @@ class RunEvents(PageEvents):
 
         def erase(session: Session) -> Iterator[RunProgress]:
             _, region = inputs.conditions_of(*others)
-            where = inputs.region(session, session.current.prompt, NO_CONDITIONS, *region)
+            where = inputs.region(session, session.current.prompt, NO_CONDITIONS, *region, soft=False)
             return handlers.erase(self.state, session, where)
 
         yield from self._run(request, erase, prompt)

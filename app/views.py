@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image, ImageChops, ImageFilter
 
 from fisedit.errors import InputError, MaskError, as_text
 from fisedit.masking.masks import SURE
 from fisedit.storage import images
-from fisedit.values import MaskSource, cell_pixels
+from fisedit.values import LATENT_FACTOR, MaskSource, cell_pixels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,9 @@ MAX_STROKES_CHARACTERS = 1 << 20
 
 _COLOURS = {"add": (255, 64, 96), "protect": (48, 112, 255), "pick": (0, 176, 80), "unpick": (255, 170, 0)}
 """Colours of strokes, as the page's script has them."""
+
+_BORDER = 0.008
+"""Width of a soft border, as a share of the picture's longer side: four pixels of 512."""
 
 _MAX_DOTS = 64
 _LINE_BREAK = re.compile(r"[ \t]*[\r\n]+[ \t]*")
@@ -92,11 +95,14 @@ def region(mask: EditMask, size: tuple[int, int], crop: Box | None) -> str:
     """
     if not mask.grid.any():
         return ""
-    inside = mask.image() if crop is None else _placed(mask.image(), *_on_screen(size, crop))
-    inner = inside.filter(ImageFilter.MinFilter(3))
-    levels = np.asarray(inside) // 255 * 84 + (np.asarray(inside) - np.asarray(inner)) // 255 * 150
+    place = (size, (0, 0, *size)) if crop is None else _on_screen(size, crop)
+    inside = mask.image() if crop is None else _placed(mask.image(), *place)
+    cell = LATENT_FACTOR if crop is None else (place[1][2] - place[1][0]) / mask.grid.shape[1]
+    shares = np.asarray(inside.filter(ImageFilter.GaussianBlur(0.6 * cell)), np.float32) / 255  # no steps of cells
+    fill, outline = np.clip((shares - 0.3) / 0.1, 0, 1), np.clip(1 - np.abs(shares - 0.35) / 0.12, 0, 1)
+    levels = np.maximum(np.maximum(84 * fill, 230 * outline).astype(np.uint8), np.asarray(inside) > 0)  # all of it
     if is_unsure(mask):
-        levels = np.where(np.add.outer(*map(np.arange, levels.shape)) % 9 < 4, levels, levels // 3)
+        levels = np.where(np.add.outer(*map(np.arange, levels.shape)) % 9 < 4, levels, (levels + 2) // 3)
     picture = Image.new("RGBA", inside.size, TINT)
     picture.putalpha(Image.fromarray(levels.astype(np.uint8)))
     return _url(picture, "PNG")
@@ -194,12 +200,13 @@ class Strokes:
     outside: tuple[tuple[float, float], ...] = ()
 
 
-def decode_strokes(data_url: str, size: tuple[int, int]) -> Strokes:
+def decode_strokes(data_url: str, size: tuple[int, int], *, soft: bool = False) -> Strokes:
     """Read what was marked from the stage's picture of it.
 
     Args:
         data_url: a PNG as a data URL, in the colours of `_COLOURS`, clear elsewhere; "" for none.
         size: width and height in pixels.
+        soft: whether where an edit may go has a border within which less of it is taken, the nearer to the outside.
 
     Raises:
         MaskError: another URL, or one or a picture that is too large. InputError: no base64, or no picture.
@@ -215,7 +222,8 @@ def decode_strokes(data_url: str, size: tuple[int, int]) -> Strokes:
     levels = np.asarray(painted.convert("RGBA")).astype(int)
     nearest = np.abs(levels[..., None, :3] - np.array(list(_COLOURS.values()))).sum(-1).argmin(-1)
     add, protect, inside, outside = ((levels[..., 3] > 127) & (nearest == i) for i in range(len(_COLOURS)))
-    return Strokes(_area(add, size), _area(protect, size), _points(inside, size), _points(outside, size))
+    border = _BORDER * max(painted.size) if soft else 0
+    return Strokes(_area(add, size, border), _area(protect, size), _points(inside, size), _points(outside, size))
 
 
 def png_base64(image: Image.Image) -> str:
@@ -246,8 +254,18 @@ def decode_base64(text: str, what: str) -> bytes:
     return found
 
 
-def _area(inside: NDArray[np.bool_], size: tuple[int, int]) -> Image.Image | None:
-    return Image.fromarray(inside.astype(np.uint8) * 255).resize(size, 0) if inside.any() else None
+def _area(inside: NDArray[np.bool_], size: tuple[int, int], border: float = 0) -> Image.Image | None:
+    """An area as white of a size, grey within its border; one too thin for a border has none."""
+    from scipy.ndimage import distance_transform_edt
+
+    if not inside.any():
+        return None
+    hard = Image.fromarray(inside.astype(np.uint8) * 255).resize(size, 0)
+    if not border or inside.all():
+        return hard
+    depth = distance_transform_edt(np.pad(inside, 1, "edge"))[1:-1, 1:-1]
+    soft = Image.fromarray(np.uint8(255 * np.minimum(1, depth / border))).resize(size, Image.Resampling.BILINEAR)
+    return ImageChops.darker(soft, hard) if depth.max() >= 2 * border else hard
 
 
 def _points(dots: NDArray[np.bool_], size: tuple[int, int]) -> tuple[tuple[float, float], ...]:

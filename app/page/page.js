@@ -27,6 +27,7 @@
   const offers = () => {
     const stage = document.querySelector(".stage"), text = prompt();
     if (!stage || !text) return;
+    window.fisedit.renewUndo();
     const has = (selector) => Boolean(document.querySelector(selector)), words = text.value.trim();
     const marked = stage.hasAttribute("data-marked") || has("#things .token");
     const reads = has(":is(#reference, #control) .file-preview") || has(":is(#edges, #driven) input:checked");
@@ -148,7 +149,40 @@
   };
 
   const types = (event) => event.target.matches("textarea, input:not([type=range]):not([type=checkbox]):not([type=radio])");
+  /* Prompts that were run, of this session: up and down walk through them from either end of the field, with Alt from anywhere. */
+  const PROMPTS = "fisedit-prompts", MOST_PROMPTS = 50;
+  const ranPrompts = () => {
+    try { return JSON.parse(sessionStorage.getItem(PROMPTS)) || []; } catch { return []; }
+  };
+  let recalled = 0, before = ""; // how many runs back, and what was typed
+  const keepPrompt = (words) => {
+    recalled = 0;
+    if (!words.trim()) return;
+    sessionStorage.setItem(PROMPTS, JSON.stringify([words, ...ranPrompts().filter((each) => each !== words)].slice(0, MOST_PROMPTS)));
+  };
+  const recall = (text, step) => {
+    const all = ranPrompts(), is = (n) => (n ? all[n - 1] : before);
+    if (!recalled || text.value !== is(recalled)) [recalled, before] = [0, text.value];
+    let next = recalled + step;
+    while (next > 0 && next <= all.length && is(next) === text.value) next += step;
+    if (next < 0 || next > all.length || next === recalled) return;
+    recalled = next;
+    text.value = is(recalled);
+    typed();
+    text.setSelectionRange(text.value.length, text.value.length);
+  };
+
   document.addEventListener("keydown", (event) => {
+    const walks = { ArrowUp: 1, ArrowDown: -1 }[event.key], text = prompt();
+    if (walks && event.target === text && !(event.ctrlKey || event.metaKey || event.shiftKey)) {
+      const { value, selectionStart: start, selectionEnd: end } = text, atEnd = start === end && (start === 0 || start === value.length);
+      const untouched = !value || value === shown() || (recalled && value === ranPrompts()[recalled - 1]);
+      if (event.altKey || (untouched && atEnd)) {
+        event.preventDefault();
+        recall(text, walks);
+      }
+      return;
+    }
     if (!(event.ctrlKey || event.metaKey)) {
       const candidate = document.querySelectorAll("#candidates [data-id]")[Number(event.key) - 1];
       if (candidate && !types(event) && !event.altKey) candidate.click();
@@ -170,7 +204,7 @@
     else if (!(window.fisedit && window.fisedit.undoStroke())) press("undo");
   });
 
-  /* A dropped picture waits to be opened: what it shows is asked for; what the prompt says is selected, to be replaced. */
+  /* A dropped picture waits to be opened: what it shows may be said; what the prompt says of another one is no part of it. */
   const waits = () => document.querySelector("#found .waiting");
   const ask = () => {
     const text = prompt();
@@ -180,7 +214,9 @@
     }
     if (!waits() || !text) return;
     text.focus();
-    if (/What does it show/.test(waits().textContent)) text.select();
+    if (!waits().hasAttribute("data-ask")) return;
+    if (text.value === shown()) { text.value = ""; typed(); } // which is of the picture on the stage
+    text.select();
   };
 
   /* gradio's stream may close in the very moment in which a run is asked for, of which the page then never hears. Whatever
@@ -189,7 +225,7 @@
     const button = event.target.closest("#run, #make, #open, #measure, #vary, #erase, #extend");
     if (!button) return;
     if (button.id !== "measure") clearTimeout(timer); // which would draw live what is run, or take its error away
-    if (!["measure", "erase"].includes(button.id)) ran = prompt().value;
+    if (!["measure", "erase"].includes(button.id)) keepPrompt(ran = prompt().value);
     erased = button.id === "erase" && prompt().value === shown() ? prompt().value : "";
     setTimeout(listen, SILENT);
   });
@@ -252,7 +288,7 @@
         if (!await held(one.key)) button.textContent = "It is open in another tab.";
         else {
           sessionStorage.setItem(KEY, one.key);
-          sessionStorage.removeItem(DRAFTS);
+          for (const own of [DRAFTS, PROMPTS]) sessionStorage.removeItem(own);
           location.reload();
         }
       });

@@ -16,11 +16,11 @@ from app.components import PageComponents
 from app.run_events import RunEvents
 from app.runs import RunProgress
 from app.session_events import SessionEvents
-from app.validation import NO_CONDITIONS, Busy, SourceSettings
-from fisedit import Cancelled
+from app.validation import NO_CONDITIONS, Busy, RegionSettings, SourceSettings
+from fisedit import Cancelled, Region
 from fisedit.errors import InputError, SessionError
 from fisedit.integrations.mask_providers import Detection
-from tests.support.app.requests import CAT, DOG, ME, NOTHING_READ, REGION, as_url, last, made, png
+from tests.support.app.requests import CAT, DOG, ME, NOTHING_READ, QUICK, REGION, as_url, last, made, png
 
 SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [])
 """Values of the settings of a new picture."""
@@ -146,7 +146,7 @@ def test_a_thing_that_is_chosen_is_shown_while_the_words_are_unchanged(events, p
 def test_a_run_is_shown_inside_the_mask_of_its_preview(runs, page, state, session, typed):
     made(state, session)
     handlers.preview(state, session, typed)
-    answers = [answer[page.stage].get("live") for answer in runs.on_edit(ME, typed, *NOTHING_READ, *REGION)]
+    answers = [answer[page.stage].get("live") for answer in runs.on_edit(ME, "1", typed, *NOTHING_READ, *REGION)]
     preview = next(filter(None, answers))
     assert views.decode_base64(preview.partition(",")[2], "preview")[25] == 6, "a PNG with alpha"
 
@@ -212,3 +212,13 @@ def test_a_run_that_fails_changes_nothing_and_says_why(runs, page, session, fail
     with pytest.raises(KeyError if isinstance(failure, KeyError) else StopIteration):  # a bug is the server's to log
         next(run)
     assert not len(session.history) and session.idle
+
+
+def test_of_a_picture_without_a_description_what_is_marked_is_edited_alone(state, session):
+    whole = Image.fromarray(np.full((*made(state, session).size[::-1], 4), (255, 64, 96, 255), np.uint8))
+    sent = (as_url(whole), *REGION[1:])
+    assert not inputs.region(session, "a dog", NO_CONDITIONS, *sent).only
+    last(handlers.open_picture(state, session, png(session.current.image), "", QUICK))
+    assert inputs.region(session, "a dog", NO_CONDITIONS, *sent).only
+    last(handlers.edit(state, session, "a dog", RegionSettings(region=Region.box(0, 0, 64, 64))))
+    assert inputs.region(session, "a fox", NO_CONDITIONS, *sent).only
