@@ -69,7 +69,14 @@ function draw(stroke) {
 function redraw() {
   pen.clearRect(0, 0, canvas.width, canvas.height);
   strokes.forEach(draw);
-  for (const name of ["undo", "clear"]) find(`[data-do=${name}]`).disabled = !strokes.length;
+  find("[data-do=clear]").disabled = !strokes.length;
+  renewUndo();
+}
+
+/* Undo takes the last mark back, or else the last edit. */
+function renewUndo() {
+  const button = find("[data-do=undo]"), edit = document.querySelector("#undo"), off = !strokes.length && (!edit || edit.disabled);
+  if (button.disabled !== off) button.disabled = off;
 }
 
 function tell(erases = false) {
@@ -221,7 +228,7 @@ function resize(change) {
 }
 
 const DO = {
-  undo,
+  undo: () => undo() || document.querySelector("#undo").click(),
   full: () => (document.fullscreenElement ? document.exitFullscreen() : stage.requestFullscreen()),
   clear: () => { held = ""; strokes = []; tell(); },
 };
@@ -256,7 +263,7 @@ function picture() {
   source(".mask", shown && shown.mask);
   source(".live", "");
   find(".picture").alt = shown ? shown.alt : "";
-  stage.toggleAttribute("data-alone", !(shown && shown.before));
+  find("[data-view=compare]").disabled = !(shown && shown.before);
   frame.style.setProperty("--ratio", shown ? shown.width / shown.height : 1);
   if (shown) find(".before-tag").textContent = shown.label || "before";
   if (shown && shown.before) split(shown.split);
@@ -292,7 +299,7 @@ watch("photo", () => {
 });
 find(".photo").addEventListener("load", ({ target }) => frame.style.setProperty("--ratio", target.naturalWidth / target.naturalHeight));
 find(".live").addEventListener("load", ({ target }) => { if (!shown) frame.style.setProperty("--ratio", target.naturalWidth / target.naturalHeight); });
-window.fisedit = Object.assign(window.fisedit || {}, { undoStroke: undo, view });
+window.fisedit = Object.assign(window.fisedit || {}, { undoStroke: undo, renewUndo, view });
 choose("tool", "tool", tool);
 canvas.style.touchAction = tool ? "none" : "auto";
 picture();
