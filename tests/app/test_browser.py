@@ -131,7 +131,7 @@ def test_painting(browser):
     page.get_by_role("radio", name="Unmark").click()
     stroke(page, (0.36, 0.1), (0.36, 0.3))
     assert painted(page, 0.36, 0.2)[3] == 0
-    page.get_by_role("button", name="Undo stroke").click()
+    page.locator("#stage [data-do=undo]").click()
     assert painted(page, 0.36, 0.2) == [255, 64, 96, 255]
 
     page.locator("#run").click()
@@ -240,7 +240,7 @@ def test_a_box_is_erased_and_undone(browser):
     page.locator("#erase").click()
     expect(nodes(page)).to_have_count(2)
     mask = pixels(page, ".mask", "RGBA")[..., 3] > 0
-    assert mask.mean() == 64 / 1024
+    assert 64 / 1024 <= mask.mean() < 90 / 1024  # with its smooth outline
     changed = (pixels(page, ".picture") != source).any(-1)
     assert changed[mask].any() and not changed[~mask].any()
     expect(page.locator("#prompt textarea")).to_have_value(CAT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from importlib.resources import files
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,21 @@ def pixels(page: Page, selector: str, mode: str = "RGB") -> np.ndarray:
     expect(image).to_have_attribute("src", re.compile("^data:image/png"))
     data = (image.get_attribute("src") or "").partition(",")[2]
     return np.asarray(Image.open(BytesIO(base64.b64decode(data))).convert(mode))
+
+
+def low_contrast(page: Page) -> list[str]:
+    """Selectors of texts whose contrast is below that of WCAG 2's level AA, as axe-core measures it."""
+    if not page.evaluate("() => Boolean(window.axe)"):
+        page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+    found = """async () => {
+      const { violations } = await axe.run(document, { runOnly: ["color-contrast"], resultTypes: ["violations"] });
+      return violations.flatMap(({ nodes }) => nodes.map(({ target, any }) => {
+        const { fgColor, bgColor, contrastRatio } = any[0].data;
+        return `${target.join(" ")}: ${fgColor} on ${bgColor} is ${contrastRatio}`;
+      }));
+    }"""
+    told: list[str] = page.evaluate(found)
+    return told
 
 
 def stroke(page: Page, *points: tuple[float, float]) -> None:
