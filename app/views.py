@@ -264,7 +264,9 @@ def _area(inside: NDArray[np.bool_], size: tuple[int, int], border: float = 0) -
     if not border or inside.all():
         return hard
     depth = distance_transform_edt(np.pad(inside, 1, "edge"))[1:-1, 1:-1]
-    soft = Image.fromarray(np.uint8(255 * np.minimum(1, depth / border))).resize(size, Image.Resampling.BILINEAR)
+    soft = Image.fromarray((255 * np.minimum(1, depth / border)).astype(np.uint8)).resize(
+        size, Image.Resampling.BILINEAR
+    )
     return ImageChops.darker(soft, hard) if depth.max() >= 2 * border else hard
 
 
