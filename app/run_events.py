@@ -15,12 +15,12 @@ import gradio as gr
 
 from app import handlers, html, inputs, live, variations, views
 from app.events import PageEvents
+from app.runs import RunProgress
 from app.updates import Updates
 from app.validation import NO_CONDITIONS, Busy, PartNotOpened, printable
 from fisedit.errors import Cancelled, FisEditError
 
 if TYPE_CHECKING:
-    from app.runs import RunProgress
     from app.session import Session
     from fisedit import EditResult
 
@@ -169,7 +169,7 @@ class RunEvents(PageEvents):
         before = len(session.history)
         while not session.idle:
             progress = session.progress
-            yield {self.page.status: html.progress(progress) if progress else html.message("Waiting ...")}
+            yield {self.page.status: html.progress(RunProgress(*progress)) if progress else html.message("Waiting ...")}
             sleep(PREVIEW_INTERVAL)
         status = html.message(session.notice, "error lasting")
         is_new = len(session.history) > before

@@ -149,10 +149,9 @@ def _work(
 
         def on_step(i: int, n: int, picture: Image | None) -> None:
             seconds_left = (perf_counter() - began) / i * (n - i) if i else None
-            progress = RunProgress(i, n, seconds_left, picture)
             if run.kind is WorkKind.RUN:
-                session.progress = progress
-            report(progress)
+                session.progress = i, n, seconds_left
+            report(RunProgress(i, n, seconds_left, picture))
             state.worker.run_brief_jobs()
             session.raise_if_stopped()
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from app.model_pool import LoadedModel, ModelPool
-    from app.runs import RunProgress
     from fisedit import Editor
     from fisedit.editor import Preview
     from fisedit.features.pages import Page
@@ -97,7 +96,7 @@ class Session:
         live_request: the newest request for such an edit since the page showed none, or None.
         notice: what its page says until the next run; "" for nothing.
         has_page: whether a page showed it. Its runs end though the page is left, as it may come again.
-        progress: the progress of the run that goes on here; None before its first step, and without one.
+        progress: finished steps of the run that goes on here, all steps and seconds left; None before the first one.
         unsaved: why the last result is not in its folder; "" if it is.
     """
 
@@ -112,7 +111,7 @@ class Session:
         self.was_damaged = False
         self.notice = self.unsaved = ""
         self.has_page = False
-        self.progress: RunProgress | None = None
+        self.progress: tuple[int, int, float | None] | None = None
         self.live: LiveEdit | None = None
         self.live_request: LiveRequest | None = None
         self._pool, self._adapters, self._store = pool, dict[str, AdapterUse](), SessionStore(folder)
