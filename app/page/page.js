@@ -16,6 +16,10 @@
   const shown = () => document.querySelector(".stage .picture").alt;
   let edited = "", words = "";
   const keepDraft = (words) => sessionStorage.setItem(DRAFTS, JSON.stringify({ ...drafts(), [edited]: words }));
+  const dropDraft = () => {
+    const { [edited]: _, ...others } = drafts();
+    sessionStorage.setItem(DRAFTS, JSON.stringify(others));
+  };
   const showDraft = () => {
     const text = prompt(), draft = drafts()[edited = current()];
     if (!text) return;
@@ -27,7 +31,7 @@
   const offers = () => {
     const stage = document.querySelector(".stage"), text = prompt();
     if (!stage || !text) return;
-    window.fisedit.renewUndo();
+    window.fisedit.renewUndo?.();
     const has = (selector) => Boolean(document.querySelector(selector)), words = text.value.trim();
     const marked = stage.hasAttribute("data-marked") || has("#things .token");
     const reads = has(":is(#reference, #control) .file-preview") || has(":is(#edges, #driven) input:checked");
@@ -215,7 +219,11 @@
     if (!waits() || !text) return;
     text.focus();
     if (!waits().hasAttribute("data-ask")) return;
-    if (text.value === shown()) { text.value = ""; typed(); } // which is of the picture on the stage
+    if (text.value === shown()) { // which is of the picture on the stage, and stays its own
+      text.value = "";
+      typed();
+      dropDraft();
+    }
     text.select();
   };
 
@@ -305,8 +313,7 @@
     showDraft,
     /* After a run, words go with its result, but for those of what was erased; those that were run are not drawn live again. */
     moveDraft: () => {
-      const { [edited]: _, ...others } = drafts();
-      sessionStorage.setItem(DRAFTS, JSON.stringify(others));
+      dropDraft();
       edited = current();
       if (erased && prompt().value === erased) prompt().value = shown();
       moving = erased !== "" || prompt().value === ran;
