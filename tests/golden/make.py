@@ -28,7 +28,7 @@ from PIL import Image
 from tests.golden.cases import CASES, HERE, INPUTS, RECIPE, Bench, load
 from tests.golden.outcome import machine, save
 
-MADE_AT = "2bb9538"
+MADE_AT = "827c3c4"
 INDEX, PICTURES = HERE / "golden.json", HERE / "pictures"
 _PACKAGES = ("diffusers", "transformers", "peft", "numpy", "pillow")
 
