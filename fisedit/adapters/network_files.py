@@ -17,6 +17,7 @@ import torch
 
 from fisedit.errors import AdapterError
 from fisedit.models.conversion import build, check_finite, converted, origins, scale_names, trace, unscaled
+from fisedit.models.families.conditioning import reads_text_alone
 from fisedit.models.validation import WHOLE_MODEL, check_shapes, unread
 from fisedit.models.weight_files import config_beside, parts_of, read_json, read_shapes, read_tensors, weight_files
 
@@ -95,7 +96,7 @@ def load_network(path: Path, kind: str, unet: UNet2DConditionModel) -> PictureAd
 
     files = weight_files(path, _STEM) if path.is_dir() else parts_of(path)
     shapes = read_shapes(*files)
-    if any(name.startswith(_ADDS) for name in shapes) and unet.config.addition_embed_type is None:
+    if any(name.startswith(_ADDS) for name in shapes) and reads_text_alone(unet):
         raise AdapterError(f"adapter must be for this model, got a ControlNet for Stable Diffusion XL ({path})")
     naming: Naming = dict if path.is_dir() else _naming(kind, unet)
     traced = naming(trace(shapes))

@@ -16,6 +16,7 @@ from torch import Tensor
 from fisedit.adapters.base import UNetAdapter
 from fisedit.adapters.picture_adapter import PictureAdapter, counted, identity_of
 from fisedit.errors import AdapterError, InputError
+from fisedit.models.families.conditioning import reads_text_alone
 from fisedit.storage.canvas import to_canvas
 from fisedit.values import CONTROL
 
@@ -71,12 +72,12 @@ class T2IAdapterReader(PictureAdapter):
     def check_fit(self, unet: UNet2DConditionModel) -> None:
         """See `PictureAdapter.check_fit`."""
         channels, own = tuple(unet.config.block_out_channels), tuple(self.network.config.channels)
-        kind, is_xl = self.network.config.adapter_type, unet.config.addition_embed_type is not None
+        kind, reads_more = self.network.config.adapter_type, not reads_text_alone(unet)
         if kind == "light_adapter":  # whose last block has the channels of the one before
             own = (*own, own[-1])
-        if is_xl:  # of which the middle block gets a map too
+        if reads_more:  # of which the middle block gets a map too
             channels = (*channels, channels[-1])
-        if own != channels or is_xl != (kind == _XL):
+        if own != channels or reads_more != (kind == _XL):
             raise AdapterError(
                 f"the T2I-Adapter must have channels {channels}, got {own} ({kind}); load one for this model"
             )

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from fisedit.errors import AdapterError, InputError, ModelError, PromptError, SessionError
 from fisedit.machine.device import default_torch_state
+from fisedit.models.families.family import text_encoders
 from fisedit.models.injection import exclusive
 from fisedit.models.loader import quiet_loaders
 from fisedit.models.paths import expand_home
@@ -35,7 +36,6 @@ _TOKEN = re.compile(r"[^\W_][\w-]*|<[\w-]+>")
 _NO_WORDS = ("emb_params", "*", "string_to_param.*", "clip_l", "text_encoders_0")
 """Names of the first tensor of files that tell no word."""
 
-_ENCODERS = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"))
 _PAIRS = (("clip_l", "clip_g"), ("text_encoders_0", "text_encoders_1"))
 """Names of the tensors of a word for two text encoders, in files of web UIs and of diffusers' trainers."""
 
@@ -196,9 +196,7 @@ def check_named(pipe: Model, prompt: str, name: str = "prompt") -> None:
 
 def _encoders(pipe: Model) -> list[dict[str, Any]]:
     """The tokenizers and text encoders, as diffusers' loader takes them."""
-    parts = pipe.components
-    pairs = [(parts.get(tokenizer), parts.get(encoder)) for tokenizer, encoder in _ENCODERS]
-    return [{"tokenizer": tokenizer, "text_encoder": encoder} for tokenizer, encoder in pairs if encoder is not None]
+    return [{"tokenizer": tokenizer, "text_encoder": encoder} for tokenizer, encoder in text_encoders(pipe.components)]
 
 
 def _check_file(pipe: Model, file: Path, token: object) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fisedit.machine.device import choose_device, choose_dtype
 from fisedit.masking import masks
-from fisedit.models.families.family import SD1, SD2, SDXL
+from fisedit.models.families.family import FAMILIES
 from fisedit.models.loader import load
 from fisedit.models.random_init import random_pipeline
 from fisedit.values import LATENT_FACTOR, make_generation_config
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PROMPTS = ("a cat and a cake on a beach", "a dog and a cake on a beach")
 """The prompts of the source and of the edit."""
 
-RANDOM = {family.name: (title, family) for title, family in (("SD 1.5", SD1), ("SD 2", SD2), ("SDXL", SDXL))}
-"""Names that are given as a model for random weights -> the title of the architecture, and its family."""
+RANDOM = {family.name: family for family in FAMILIES}
+"""Names that are given as a model for random weights -> the family; the first without a name."""
 
 STEP_DILATION = 1
 """Dilation at which single steps are compared, in latent cells; whole edits use the default settings."""
@@ -72,10 +72,9 @@ def load_workload(settings: SpeedSettings) -> Workload:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    model, random = settings.model or SD1.name, ""
+    model, random = settings.model or next(iter(RANDOM)), ""
     if model in RANDOM and not Path(model).exists():
-        random, family = RANDOM[model]
-        pipe = random_pipeline(device, dtype, family=family)
+        random, pipe = RANDOM[model].title, random_pipeline(device, dtype, family=RANDOM[model])
     else:
         pipe = load(model, device=device, dtype=dtype, local_files_only=settings.local_files_only)
     config = make_generation_config(

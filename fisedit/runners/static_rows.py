@@ -16,7 +16,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from fisedit.features.sites import LayerSite, Role, base_layer, channels
-from fisedit.models.families.conditioning import Conditioning
+from fisedit.models.families.conditioning import Conditioning, added_embedding
 from fisedit.models.injection import Replacement, injected
 from fisedit.sparse.blocks import UNetBlocks
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
@@ -313,13 +313,12 @@ class StaticUNet:
             The prediction at padded active rows [B, R, 4], and `StaticRows.fresh` and `StaticRows.statistics`.
         """
         unet: Any = self.unet
-        added = unet.get_aug_embed(buffers.latents, None, buffers.added)
+        added, layers = added_embedding(unet, buffers.latents, buffers.added)
         times = self._time.projections(buffers.timestep, added)
         source = StaticRows(buffers, self._sites, self._packed, self._merged, times)
         replacements: list[Replacement] = self._blocks.replacements(source)
         unread = buffers.latents if added is None else added  # in place of embeddings, which are in `times`
-        embeddings = [unet.time_proj, unet.time_embedding, *([] if added is None else [unet.add_embedding])]
-        replacements += [(module, lambda *_: unread) for module in embeddings]
+        replacements += [(module, lambda *_: unread) for module in (unet.time_proj, unet.time_embedding, *layers)]
         with injected(unet, replacements):
             (out,) = unet(buffers.latents, buffers.timestep, None, added_cond_kwargs=buffers.added, return_dict=False)
         return rows_of(out), source.fresh, source.statistics

@@ -16,7 +16,7 @@ from fisedit.models.families.family import SIZES
 
 if TYPE_CHECKING:
     from diffusers import UNet2DConditionModel
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,31 @@ class Conditioning:
         return Conditioning(change(self.text), {name: change(tensor) for name, tensor in self.added.items()})
 
 
+def reads_text_alone(unet: UNet2DConditionModel) -> bool:
+    """Return whether a UNet reads nothing of prompts but embeddings, and so adds nothing to the time's.
+
+    Args:
+        unet: The UNet.
+    """
+    return unet.config.addition_embed_type is None
+
+
+def added_embedding(
+    unet: UNet2DConditionModel, latents: Tensor, added: Mapping[str, Tensor]
+) -> tuple[Tensor | None, list[nn.Module]]:
+    """Return what is added to the embedding of the time [B, E], or None, and the layers that make it.
+
+    Args:
+        unet: The UNet.
+        latents: Latents [B, C, h, w].
+        added: The conditions that are added.
+    """
+    if reads_text_alone(unet):
+        return None, []
+    found: Tensor = unet.get_aug_embed(latents, None, added)
+    return found, [unet.add_embedding]
+
+
 def check_reads_text_alone(unet: UNet2DConditionModel, what: str) -> None:
     """Check that a UNet reads nothing of prompts but embeddings.
 
@@ -79,7 +104,7 @@ def check_reads_text_alone(unet: UNet2DConditionModel, what: str) -> None:
     Raises:
         AdapterError: It reads more.
     """
-    if unet.config.addition_embed_type is not None:
+    if not reads_text_alone(unet):
         raise AdapterError(
             f"{what} is for Stable Diffusion 1.x and 2.x, got Stable Diffusion XL, whose UNet reads pooled text and "
             "sizes as well; load a model that it was trained for"
@@ -101,7 +126,7 @@ def example(unet: UNet2DConditionModel, batch: int, tokens: int, make: torch.Gen
 
     config = unet.config
     text = drawn(batch, tokens, config.cross_attention_dim)
-    if config.addition_embed_type is None:
+    if reads_text_alone(unet):
         return Conditioning(text)
     pooled = config.projection_class_embeddings_input_dim - SIZES * config.addition_time_embed_dim
     sizes = torch.randint(0, 1024, (batch, SIZES), generator=make).to(text)

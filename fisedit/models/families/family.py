@@ -31,6 +31,7 @@ class Family:
 
     Args:
         name: The name of the folder with the configurations of its single files.
+        title: Its usual name.
         pipelines: diffusers' classes of its folders, the one that generates first.
         parts: Part with weights -> (library, class).
         prefixes: Part -> prefixes of its tensors' names in a single file.
@@ -44,6 +45,7 @@ class Family:
     """
 
     name: str
+    title: str
     pipelines: tuple[str, ...]
     parts: Mapping[str, tuple[str, str]]
     prefixes: Mapping[str, tuple[str, ...]]
@@ -79,6 +81,7 @@ _SD = ("StableDiffusionPipeline", "StableDiffusionInpaintPipeline")
 _UNCHECKED = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
 SD1 = Family(
     "sd15",
+    "SD 1.5",
     _SD,
     _PARTS,
     {**_FILE, "text_encoder": ("cond_stage_model.transformer.",)},
@@ -87,11 +90,13 @@ SD1 = Family(
 SD2 = replace(
     SD1,
     name="sd2",
+    title="SD 2",
     prefixes={**_FILE, "text_encoder": ("cond_stage_model.model.",)},
     open_clip="text_encoder",
 )
 SDXL = Family(
     "sdxl",
+    "SDXL",
     ("StableDiffusionXLPipeline", "StableDiffusionXLInpaintPipeline", "StableDiffusionXLImg2ImgPipeline"),
     _XL_PARTS,
     {
@@ -110,6 +115,26 @@ SDXL = Family(
 FAMILIES = (SD1, SD2, SDXL)
 
 
+def family_of(parts: Mapping[str, Any]) -> Family:
+    """Return the family of a model's components.
+
+    Args:
+        parts: By name, as `Model.components` has them.
+    """
+    return max(FAMILIES, key=lambda family: len(family.parts.keys() & parts.keys()))
+
+
+def text_encoders(parts: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return every text encoder of a model behind its tokenizer.
+
+    Args:
+        parts: By name, as `Model.components` has them.
+    """
+    family = family_of(parts)
+    pairs = zip(family.tokenizers, family.encoders, strict=True)
+    return [(parts[tokenizer], parts[encoder]) for tokenizer, encoder in pairs]
+
+
 def assemble(parts: Mapping[str, Any], kind: str | None = None) -> Any:
     """Return a diffusers pipeline of a model's components, as `Model.components` has them.
 
@@ -119,5 +144,5 @@ def assemble(parts: Mapping[str, Any], kind: str | None = None) -> Any:
     """
     import diffusers
 
-    family = max(FAMILIES, key=lambda family: len(family.parts.keys() & parts.keys()))
+    family = family_of(parts)
     return getattr(diffusers, kind or family.pipelines[0])(**{**family.options, **parts})
