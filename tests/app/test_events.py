@@ -176,7 +176,7 @@ def test_a_measurement_is_waited_for(events, page, state, monkeypatch, why, said
 
 def test_the_cost_of_a_run_is_told_with_its_result(runs, page, state, session):
     made(state, session)
-    first, *_, end = runs.on_edit(ME, DOG, *NOTHING_READ, *REGION)
+    first, *_, end = runs.on_edit(ME, "1", DOG, *NOTHING_READ, *REGION)
     assert first[page.cost_line] == "" and "outside the mask: identical" in end[page.cost_line]
 
     def stop(_):
