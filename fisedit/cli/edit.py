@@ -69,8 +69,7 @@ def generate(
     """Generate a picture, and a --session to edit it in."""
     check_new(context)
     check_settings(context)
-    files.check_image_path(output, *input_files(context))
-    files.check_trace_path(trace, *input_files(context))
+    _check_outputs(context, output, trace)
     if session is not None:
         session_folder.check_new(session, output, trace, overwrite=overwrite)
     conditions = read_conditions(context)
@@ -175,8 +174,7 @@ def edit(
     check_settings(context)
     if features and session is None:
         raise InputError("--features are saved with a --session, got none; give one")
-    files.check_image_path(output, *input_files(context))
-    files.check_trace_path(trace, *input_files(context))
+    _check_outputs(context, output, trace)
     if session is not None:
         check_session(context)
         context.with_resource(session_folder.lock(session))
@@ -198,6 +196,12 @@ def edit(
     if session is not None:
         editor.save(session, metadata=metadata, features=features)
     _show_result(editor, output, notes, layers, json=json)
+
+
+def _check_outputs(context: typer.Context, picture: Path, trace: Path | None) -> None:
+    """Raise InputError for a picture or a trace that cannot be written, or that is a file to read."""
+    files.check_image_path(picture, *input_files(context))
+    files.check_trace_path(trace, *input_files(context))
 
 
 def _read_source(context: typer.Context) -> DecodedImage | None:

@@ -44,7 +44,7 @@ def test_latents_outside_never_move(pipelines, shape, scheduler):
     check_pinned(replay(engine, source, DOG, grid, (2,) * config.num_timesteps), source, grid)
 
 
-@pytest.mark.parametrize(("shape", "seed"), [("sd15", 7), ("sd2", 7), ("demo", 7), ("sdxl", 3)])
+@pytest.mark.parametrize(("shape", "seed"), [("sd15", 3), ("sd2", 3), ("demo", 7), ("sdxl", 3)])
 def test_words_alone_move_only_their_mask(pipelines, shape, seed):
     """With the automatic mask, and beside it in pixels alone where a decoder shows what changed."""
     editor = Editor(pipelines[shape])

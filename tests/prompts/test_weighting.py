@@ -176,7 +176,7 @@ def test_any_string_is_encoded_and_its_words_know_their_tokens(pipelines, prompt
 @pytest.mark.parametrize("shape", ["sd15", "sd2"])
 def test_a_changed_weight_is_a_sparse_edit_at_its_word(pipelines, shape):
     editor = Editor(pipelines[shape])
-    source = editor.generate(CAT, **QUICK)
+    source = editor.generate(CAT, **QUICK | {"seed": 3})  # with which random weights point at a part
     with Calls(editor.pipe.unet) as calls:
         result = editor.edit(WEIGHTED_CAT, growth=0)
     (hunk,) = result.diff.hunks

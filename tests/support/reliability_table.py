@@ -480,7 +480,6 @@ CASES: Mapping[str, Sequence[Case]] = {
             (
                 f"{SAFETY}::TestLeaving::test_while_it_runs",
                 f"{SAFETY}::TestLeaving::test_while_it_waits",
-                f"{BROWSER}::test_leaving_the_page_stops_the_work",
                 f"{BROWSER}::test_stop",
             ),
         ),
