@@ -6,6 +6,7 @@
   const can = (button) => button && !button.disabled && button.ariaDisabled !== "true";
   const press = (id) => { const button = document.querySelector(`#${id}`); if (can(button)) button.click(); };
   let timer = 0, soon = 0, ran = "", moving = false; // words of the last run; whether they are told of again because it ended
+  let running = false; // whether a run of this page goes on
   let erased = ""; // words of the picture that Erase was pressed for, if nothing else was typed
 
   /* Unsubmitted prompts, by the picture that they were typed for ("" before the first one). */
@@ -28,7 +29,12 @@
   };
 
   /* A button that could do nothing is dimmed, and its title says what it waits for. */
+  const goes = () => Boolean(document.querySelector("#stop")?.checkVisibility());
   const offers = () => {
+    if (running !== goes()) {
+      running = goes();
+      note();
+    }
     const stage = document.querySelector(".stage"), text = prompt();
     if (!stage || !text) return;
     window.fisedit.renewUndo?.();
@@ -277,14 +283,15 @@
     });
   };
 
-  /* The browser's sessions that have pictures, newest first: a tab without any takes nobody's place. */
+  /* The browser's sessions that have pictures or make the first one, newest first: a tab without any takes nobody's place. */
   const known = () => {
     try { return JSON.parse(localStorage.getItem(LIST)) || []; } catch { return []; }
   };
   const note = () => {
     const key = sessionStorage.getItem(KEY), pictures = document.querySelectorAll("#history [data-id]");
     const others = known().filter((one) => one.key !== key);
-    const own = pictures.length && key ? [{ key, pictures: pictures.length, words: pictures[0].title.replace(/^.*?: /, "").slice(0, 60) }] : [];
+    const words = pictures.length ? pictures[0].title.replace(/^.*?: /, "") : prompt().value;
+    const own = (pictures.length || goes()) && key ? [{ key, pictures: Math.max(1, pictures.length), words: words.slice(0, 60) }] : [];
     localStorage.setItem(LIST, JSON.stringify([...own, ...others].slice(0, MOST)));
     const list = document.querySelector("#earlier .earlier");
     if (!list) return;

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from tests.support.app.page import CAT, DOG, low_contrast, make, nodes, open_region, pixels, run, stroke
+from tests.support.app.page import CAT, DOG, low_contrast, make, nodes, open_region, pixels, run, still, stroke
 from tests.support.app.program import Program, settle
 from tests.support.app.requests import png
 
@@ -161,6 +161,7 @@ def red(page: Page) -> list[str]:
       .filter((one) => one.checkVisibility() && !one.disabled && one.ariaDisabled !== "true")
       .filter((one) => getComputedStyle(one).backgroundColor === "rgb(190, 18, 60)")
       .map((one) => one.id || one.className)"""
+    still(page)
     return page.evaluate(found)
 
 

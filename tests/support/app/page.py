@@ -61,6 +61,11 @@ def pixels(page: Page, selector: str, mode: str = "RGB") -> np.ndarray:
     return np.asarray(Image.open(BytesIO(base64.b64decode(data))).convert(mode))
 
 
+def still(page: Page) -> None:
+    """Wait until no colour of a page changes any more."""
+    page.evaluate("() => Promise.allSettled(document.getAnimations().map((one) => one.finished))")
+
+
 def low_contrast(page: Page) -> list[str]:
     """Selectors of texts whose contrast is below that of WCAG 2's level AA, as axe-core measures it."""
     if not page.evaluate("() => Boolean(window.axe)"):
@@ -72,6 +77,7 @@ def low_contrast(page: Page) -> list[str]:
         return `${target.join(" ")}: ${fgColor} on ${bgColor} is ${contrastRatio}`;
       }));
     }"""
+    still(page)
     told: list[str] = page.evaluate(found)
     return told
 
