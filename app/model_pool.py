@@ -201,7 +201,7 @@ class OfferedModel:
             The reason why no table is kept; "" for one that is.
         """
         assert self.loaded is not None
-        self.measured, why = True, ""
+        measured, why = True, ""
         try:
             with called_before_layers(self.loaded.editor.pipe.unet, check):
                 self.loaded.editor.calibrate(on_step=lambda *_: check())
@@ -209,10 +209,12 @@ class OfferedModel:
             why = str(error)
             _log.warning("no cost table is kept: %s", why)
             self._refusals += isinstance(error, MeasurementError)
-            self.measured = isinstance(error, OSError) or self._refusals >= _MOST_REFUSALS
+            measured = isinstance(error, OSError) or self._refusals >= _MOST_REFUSALS
         except Cancelled:
-            self.measured = False
+            measured = False
             raise
+        finally:
+            self.measured = measured
         return why
 
     def _observe_trials(self, trial: Editor) -> None:
