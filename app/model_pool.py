@@ -63,7 +63,7 @@ _QUICK_SECONDS = 0.5
 """Seconds of a first small picture, below which a model's steps count as short."""
 
 _MOST_REFUSALS = 3
-"""Measurements on a busy machine after which nobody but a user measures again."""
+"""Refused measurements after which the machine is measured again only where a user asks for it."""
 
 _log = logging.getLogger(__name__)
 

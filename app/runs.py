@@ -108,7 +108,7 @@ def stream_run(state: AppState, session: Session, run: RunRequest) -> Iterator[R
     work = _work(state, session, run, choice, updates.put)
     job = state.worker.submit(work, choice.weights)
 
-    left = list[bool]()  # True once nobody iterates
+    left = list[bool]()  # True once the progress is no longer read
 
     def end(outcome: Future[RunProgress]) -> None:
         error = None if outcome.cancelled() else outcome.exception()

@@ -188,7 +188,7 @@ class Session:
         self._stop.set()
 
     def leave(self) -> None:
-        """Note that nobody is here any more: a program's work ends before its next step, of a page only live edits."""
+        """End a program's work before its next step as its caller has left; of a page, live edits alone."""
         if self.has_page:
             self.stop_live()
         else:

@@ -168,7 +168,7 @@ class AppState:
 
         Args:
             model: the model.
-            told: gets how it ended; the table is measured for it even where there is one. None for nobody.
+            told: gets how it ended, and has the table measured even where there is one; None to measure a missing one.
         """
         if model.measured and told is None:
             return

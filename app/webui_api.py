@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 from secrets import randbelow
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body
 from PIL import Image, ImageOps
@@ -80,14 +80,14 @@ class WebuiApi:
         self._pictures, self._pool = pictures, pictures.state.pool
         self._model = ""  # that `options` chose; "" for the first
 
-    def txt2img(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008 (FastAPI's way)
+    def txt2img(self, asked: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
         """Pictures of a prompt."""
         notes, given = TXT2IMG.notes_on(asked), TXT2IMG.obeyed(asked)
         all_settings, more_notes = self._all_settings(given, (given.get("width"), given.get("height")))
         made = self._pictures.generate(_prompt(given), all_settings)
         return _answer(asked, given, made, (*notes, *more_notes))
 
-    def img2img(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+    def img2img(self, asked: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
         """A picture changed to fit a prompt: where its mask is white, or everywhere without one."""
         notes, given = IMG2IMG.notes_on(asked), IMG2IMG.obeyed(asked)
         pictures = given.get("init_images") or []
@@ -132,7 +132,7 @@ class WebuiApi:
         """The model that requests are made with."""
         return {"sd_model_checkpoint": self._model or self._pool.first.label}
 
-    def set_options(self, asked: dict[str, Any] = Body()) -> None:  # noqa: B008
+    def set_options(self, asked: Annotated[dict[str, Any], Body()]) -> None:
         """Choose the model of later requests. Raises InputError for other options that ask for something."""
         if unread := OPTIONS.notes_on(asked):
             raise InputError(f"{unread[0]}; options are sd_model_checkpoint, all else is of a request")
@@ -162,7 +162,7 @@ class WebuiApi:
             for name in names
         ]
 
-    def png_info(self, asked: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+    def png_info(self, asked: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
         """Tell how a picture was made, by its file."""
         return webui_lists.png_info(decode_picture(_decode(asked.get("image"), "image")))
 

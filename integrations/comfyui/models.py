@@ -8,9 +8,9 @@ import torch
 
 from fisedit.errors import ModelError
 
-from .sessions import Session
+from .sessions import NodeSession
 
-_loaded: dict[tuple[str, str, str], Session] = {}
+_loaded: dict[tuple[str, str, str], NodeSession] = {}
 """The session that was loaded last, by path, state of the files, and device."""
 
 
@@ -35,7 +35,7 @@ def path_and_state(name: str) -> tuple[str, str]:
     return found, f"{stat.st_mtime_ns} {stat.st_size}"
 
 
-def load(name: str, device: str) -> Session:
+def load(name: str, device: str) -> NodeSession:
     """The session of a model, loaded anew if it is not the one that was loaded last; `device` is "default" or "cpu"."""
     from comfy.model_management import get_torch_device, unload_all_models
 
@@ -49,7 +49,7 @@ def load(name: str, device: str) -> Session:
         unload_all_models()  # ComfyUI loads its own again when they are needed
         own = torch.device("cpu") if device == "cpu" else get_torch_device()
         chosen = own if own.type in {"cpu", "cuda"} else None
-        _loaded[asked] = Session(Editor.from_pretrained(asked[0], device=chosen, local_files_only=True))
+        _loaded[asked] = NodeSession(Editor.from_pretrained(asked[0], device=chosen, local_files_only=True))
     return _loaded[asked]
 
 

@@ -16,7 +16,7 @@ from fisedit.storage.contact_sheet import overlay
 from fisedit.values import OnStep, Quality, SchedulerName, dense_run_as_text
 
 from . import models
-from .sessions import Picture, Session, progress
+from .sessions import NodeSession, PictureBatch, progress
 from .tensors import digest, to_image, to_masks, to_pictures
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {}
@@ -117,7 +117,7 @@ def load_model(model: str, device: str = "default") -> Outputs:
     },
     keeps=True,
 )
-def source_from_words(model: Session, node_id: str, **given: Any) -> Outputs:
+def source_from_words(model: NodeSession, node_id: str, **given: Any) -> Outputs:
     """Make a picture from words, with all that later edits need of it."""
 
     def make(i: int, on_step: OnStep) -> EditResult:
@@ -140,7 +140,9 @@ def source_from_words(model: Session, node_id: str, **given: Any) -> Outputs:
     {"mask": ("MASK", {"tooltip": "Where edits will be: of a large picture that part alone is painted."})},
     keeps=True,
 )
-def source_from_image(model: Session, node_id: str, image: Tensor, mask: Tensor | None = None, **given: Any) -> Outputs:
+def source_from_image(
+    model: NodeSession, node_id: str, image: Tensor, mask: Tensor | None = None, **given: Any
+) -> Outputs:
     """Open a picture for edits. Pixels that no edit changes keep their exact values."""
     pictures, shown = to_pictures(image), given["prompt"].strip() or None
     regions = _regions(mask, "", len(pictures))
@@ -158,7 +160,9 @@ def source_from_image(model: Session, node_id: str, image: Tensor, mask: Tensor 
     PICTURE | PROMPT | QUALITY,
     WHERE,
 )
-def preview_region(picture: Picture, prompt: str, quality: str, mask: Tensor | None = None, words: str = "") -> Outputs:
+def preview_region(
+    picture: PictureBatch, prompt: str, quality: str, mask: Tensor | None = None, words: str = ""
+) -> Outputs:
     """Show where an edit would paint and what it would take, before it runs."""
     editor, count, drawn, inside, texts = picture.session.editor, len(picture.results), [], [], []
     for i, region in enumerate(_regions(mask, words, count)):
@@ -181,7 +185,7 @@ def preview_region(picture: Picture, prompt: str, quality: str, mask: Tensor | N
     WHERE | VARIATION | {"strength": real(1.0, 1.0, "The share of the steps that run; less keeps more of the layout.")},
     keeps=True,
 )
-def edit(picture: Picture, prompt: str, strength: float = 1.0, **given: Any) -> Outputs:
+def edit(picture: PictureBatch, prompt: str, strength: float = 1.0, **given: Any) -> Outputs:
     """Change words, and what they mean changes in the picture; every other pixel stays."""
     return _edited(
         picture, partial(picture.session.editor.edit, prompt, strength=strength), (prompt, strength), **given
@@ -189,7 +193,7 @@ def edit(picture: Picture, prompt: str, strength: float = 1.0, **given: Any) -> 
 
 
 @node("Erase", MADE | {"mask": "MASK"}, PICTURE | QUALITY, WHERE | VARIATION, keeps=True)
-def erase(picture: Picture, **given: Any) -> Outputs:
+def erase(picture: PictureBatch, **given: Any) -> Outputs:
     """Remove what a mask covers, or what words name; its surroundings are painted there."""
     if None in _regions(given.get("mask"), given.get("words", ""), len(picture.results)):
         raise InputError("erase needs a mask or words, got neither; paint what shall go, or name it")
@@ -201,7 +205,7 @@ def erase(picture: Picture, **given: Any) -> Outputs:
     {"picture": "FISEDIT_PICTURE", "image": "IMAGE"},
     PICTURE | {"edits": whole(1, 1, 99, "The number of edits to undo.")},
 )
-def undo(picture: Picture, edits: int) -> Outputs:
+def undo(picture: PictureBatch, edits: int) -> Outputs:
     """Go back to what a picture was edited from."""
     for undone in range(edits):
         if picture.parent is None:
@@ -211,7 +215,7 @@ def undo(picture: Picture, edits: int) -> Outputs:
 
 
 @node("Compare", {"before": "IMAGE", "full_run": "IMAGE", "changed": "MASK", "text": "STRING"}, PICTURE)
-def compare(picture: Picture) -> Outputs:
+def compare(picture: PictureBatch) -> Outputs:
     """Run an edit's prompt in full, and tell how much less the edit took and which pixels it changed."""
     if picture.parent is None:
         raise SessionError("compare needs an edit, got a source; put it behind Edit or Erase")
@@ -240,7 +244,7 @@ def _regions(mask: Tensor | None, words: str, count: int) -> list[Region | None]
 
 
 def _edited(
-    picture: Picture,
+    picture: PictureBatch,
     run: Callable[..., EditResult],
     asked: Outputs,
     *,
@@ -259,7 +263,7 @@ def _edited(
     return _outputs(picture.session.edit(node_id, (asked, quality, digest(mask), words, variation), make, picture))
 
 
-def _outputs(made: Picture) -> Outputs:
+def _outputs(made: PictureBatch) -> Outputs:
     """The outputs of a node that makes pictures; a source has no mask."""
     texts = [_joined(_cost(result), result.stats.fallback, *result.stats.notes) for result in made.results]
     found = (made, made.images, "\n".join(texts))

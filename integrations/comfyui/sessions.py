@@ -30,7 +30,7 @@ KEPT_NODES = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class PictureBatch:
     """A batch of pictures, on a wire of the type FISEDIT_PICTURE.
 
     Args:
@@ -40,14 +40,14 @@ class Picture:
         parent: the batch that it was edited from; None for a source.
     """
 
-    session: Session
+    session: NodeSession
     results: tuple[EditResult, ...]
     images: Tensor
-    parent: Picture | None = None
+    parent: PictureBatch | None = None
 
 
 @dataclass(eq=False)
-class Session:
+class NodeSession:
     """A loaded model with what was made of it, on a wire of the type FISEDIT_MODEL.
 
     Args:
@@ -56,18 +56,18 @@ class Session:
     """
 
     editor: Editor
-    kept: dict[str, tuple[Hashable, Picture]] = field(default_factory=dict)
-    _pictures: WeakSet[Picture] = field(default_factory=WeakSet)
+    kept: dict[str, tuple[Hashable, PictureBatch]] = field(default_factory=dict)
+    _pictures: WeakSet[PictureBatch] = field(default_factory=WeakSet)
 
-    def source(self, node: str, asked: Hashable, run: Run, count: int, given: Tensor | None = None) -> Picture:
+    def source(self, node: str, asked: Hashable, run: Run, count: int, given: Tensor | None = None) -> PictureBatch:
         """Sources, made by `run`, or kept where a node is asked the same again; `given` is what is opened, as IMAGE."""
         return self._keep(node, asked, lambda: self._make(run, count, None, given))
 
-    def edit(self, node: str, asked: Hashable, run: Run, parent: Picture) -> Picture:
+    def edit(self, node: str, asked: Hashable, run: Run, parent: PictureBatch) -> PictureBatch:
         """Edits of every picture of a batch, which is the editor's current one when `run` is called for it."""
         return self._keep(node, (parent, asked), lambda: self._make(run, len(parent.results), parent, parent.images))
 
-    def _keep(self, node: str, asked: Hashable, make: Callable[[], Picture]) -> Picture:
+    def _keep(self, node: str, asked: Hashable, make: Callable[[], PictureBatch]) -> PictureBatch:
         before, picture = self.kept.pop(node, (None, None))
         if picture is None or before != asked:
             del before, picture  # so that nothing here holds what the node made before
@@ -80,7 +80,7 @@ class Session:
             del self.kept[next(iter(self.kept))]
         return picture
 
-    def _make(self, run: Run, count: int, parent: Picture | None, given: Tensor | None) -> Picture:
+    def _make(self, run: Run, count: int, parent: PictureBatch | None, given: Tensor | None) -> PictureBatch:
         results = []
         for i in range(count):
             if parent is not None:
@@ -90,7 +90,7 @@ class Session:
         if given is not None:
             stayed = (to_levels(images) == to_levels(given)).all(-1, keepdim=True).to(given.device)
             images = torch.where(stayed, given, images.to(given))
-        picture = Picture(self, tuple(results), images, parent)
+        picture = PictureBatch(self, tuple(results), images, parent)
         self._pictures.add(picture)
         return picture
 

@@ -59,7 +59,7 @@ def comfy(monkeypatch, tmp_path):
 @pytest.fixture
 def session(pack, comfy, editor):
     """A loaded model."""
-    return sys.modules[f"{pack.__name__}.sessions"].Session(editor)
+    return sys.modules[f"{pack.__name__}.sessions"].NodeSession(editor)
 
 
 @pytest.fixture
