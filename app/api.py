@@ -337,7 +337,7 @@ class Endpoints:
         session = self._session(request)
         if checkout:
             history.checkout(session, str(checkout))
-        results = list(session.history)
+        results = session.history.steps
         current = session.current.id if results else None
         shown = [_result_to_dict(session, result, pictures=pictures) for result in results]
         return {"current": current, "results": shown}
@@ -373,9 +373,10 @@ def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
 
 
 def _result_to_dict(session: "Session", result: EditResult, *, pictures: bool) -> dict[str, Any]:
+    before = session.history.step_before(result)
     values: dict[str, Any] = {
         "id": result.id,
-        "parent": result.parent,
+        "parent": None if before is None else before.id,
         "prompt": result.prompt,
         "change": "" if result.parent is None else str(result.diff),
         "model": label(session.model_name(result)),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def undo(session: Session) -> EditResult:
-    """Go back to the parent. Raises SessionError at a source, Busy while the session is at work."""
+    """Go back to the step before. Raises SessionError at a source, Busy while the session is at work."""
     return _move(session, session.history.undo)
 
 
@@ -58,11 +58,8 @@ def delete_current(session: Session) -> tuple[str, ...]:
 
 def count_descendants(session: Session) -> int:
     """Return the number of results that were made from the current one, or from those."""
-    history, found = session.history, [session.current.id]
-    for result in history:  # parents come before their children
-        if result.parent in found:
-            found.append(result.id)
-    return len(found) - 1
+    made = session.history.made_from(session.current.id)
+    return sum(result.id in made for result in session.history.steps) - 1
 
 
 def compare(session: Session, other_id: str) -> tuple[EditResult, EditResult]:

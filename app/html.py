@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from html import escape
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.handlers import EditEstimate
     from app.runs import RunProgress
     from app.word_edits import NounEdits
-    from fisedit.history import EditResult
+    from fisedit.history import EditResult, History
     from fisedit.models.vocabulary import Vocabulary
 
 MAX_DIFF_CHARACTERS = 2_000
@@ -217,19 +217,19 @@ def waiting_picture(notes: str, *, ask: bool) -> str:
     return f'<div class="waiting"{" data-ask" * ask}>{message(f"{hint} {notes}".strip())}</div>'
 
 
-def tree(results: Iterable[EditResult], current: str | None) -> str:
+def tree(history: History, current: str | None) -> str:
     """The history as HTML: sources begin rows, edits follow to the right, further branches stand below."""
-    results = list(results)
-    places = layout(results)
+    places = layout(history)
     parts = []
-    for number, result in enumerate(results, 1):
+    for number, result in enumerate(history.steps, 1):
+        before = history.step_before(result)
         column, row = places[result.id]
         aria = ' aria-current="true"' if result.id == current else ""
-        origin = "a source" if result.parent is None else _change(result)
+        origin = "a source" if before is None else caption(result, before)
         name = escape(f"Picture {number}, {origin}: {result.prompt}", quote=True)
-        short = escape(caption(result))
-        rows_up = row - places[result.parent][1] if result.parent is not None else 0
-        direction = "root" if result.parent is None else "branch" if rows_up else "on"
+        short = escape(caption(result, before))
+        rows_up = row - places[before.id][1] if before is not None else 0
+        direction = "root" if before is None else "branch" if rows_up else "on"
         parts.append(
             f'<button type="button" class="node" data-id="{result.id}" title="{name}" aria-label="{name}"{aria} '
             f'style="grid-column:{column + 1};grid-row:{row + 1};--up:{rows_up}" data-way="{direction}">'
@@ -256,11 +256,12 @@ def candidates(results: Sequence[EditResult], current: str | None) -> str:
     return f'<div class="candidates" role="group" aria-label="Candidates">{"".join(parts)}</div>' if parts else ""
 
 
-def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
-    """(column, row) of every result, by id: depth, and one row for each branch."""
+def layout(history: History) -> dict[str, tuple[int, int]]:
+    """(column, row) of every step, by id: depth, and one row for each branch."""
     children: dict[str | None, list[str]] = {}
-    for result in results:
-        children.setdefault(result.parent, []).append(result.id)
+    for result in history.steps:
+        before = history.step_before(result)
+        children.setdefault(None if before is None else before.id, []).append(result.id)
     places: dict[str, tuple[int, int]] = {}
     pending, row = [(name, 0, True) for name in reversed(children.get(None, []))], -1
     while pending:  # depth first; a first child stays in its parent's row
@@ -272,8 +273,10 @@ def layout(results: Iterable[EditResult]) -> dict[str, tuple[int, int]]:
     return places
 
 
-def caption(result: EditResult) -> str:
-    """A caption of a few letters."""
+def caption(result: EditResult, before: EditResult | None = None) -> str:
+    """A caption of a few letters, of a result and the step before it."""
+    if before is not None and before.size != result.size:
+        return "larger"
     words = result.prompt if result.parent is None else _change(result)
     return words.replace(" -> ", " \N{RIGHTWARDS ARROW} ") or "a picture"
 

@@ -311,7 +311,7 @@ def _make_room(session: Session, kept: EditResult) -> bool:
         return len(session.history) >= MAX_RESULTS or session.picture_bytes >= MAX_PICTURE_BYTES
 
     while is_full():
-        parents = {result.parent for result in session.history}
+        parents = {each for result in session.history for each in (result.parent, result.extends)}
         leaf = next((each.id for each in session.history if each.id not in parents | lineage), None)
         if leaf is None:
             return False

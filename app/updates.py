@@ -71,13 +71,16 @@ class PageUpdates:
             return cleared | none | {page.before: gr.update(choices=[], value=None, visible=False)}
         current, kept = history.current, session.kept
         parent = history.find(current.parent) if current.parent is not None else None
-        others = [(f"{n}. {html.caption(r)}", r.id) for n, r in enumerate(kept, 1) if r is not current]
+        before = history.step_before(current)
+        others = [(f"{n}. {html.caption(r, kept.step_before(r))}", r.id) for n, r in enumerate(kept.steps, 1)]
+        others = [(name, each) for name, each in others if each != current.id]
+        others += [] if parent is None or parent.extends is None else [("before it was painted", parent.id)]
         candidates = session.candidates
         return cleared | {
             page.stage: gr.update(picture=self.picture(current, parent, view), region="", live="", photo=""),
             page.cost_line: self._cost_line(session),
             page.candidates: html.candidates(candidates, current.id),
-            page.tree: html.tree(kept, current.parent if current in candidates else current.id),
+            page.tree: html.tree(kept, before.id if before and current in candidates else current.id),
             page.before: gr.update(choices=others, value=current.parent, visible=bool(others)),
             page.prompt: current.prompt,
             page.words: gr.update(choices=list(dict.fromkeys(re.findall(r"\w+", current.prompt.lower()))), value=[]),
@@ -95,7 +98,7 @@ class PageUpdates:
         """Enable the buttons that may be pressed, and disable the others."""
         page, history = self.page, session.history
         some = bool(len(history)) and not busy
-        child = some and history.current.parent is not None
+        child = some and history.step_before(history.current) is not None
         may = {
             page.undo: child,
             page.redo: some and history.redo_id is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -34,6 +34,7 @@ class EditResult:
         stats: what it cost and why.
         run: how it was computed.
         painted: what the model works on where that is not `image` itself: a canvas of the config's size, RGB.
+        extends: id of the result whose picture this source continues; None for all that are a step of their own.
     """
 
     id: str
@@ -45,6 +46,7 @@ class EditResult:
     stats: EditStats
     run: EditMode = field(default_factory=EditMode)
     painted: Image | None = None
+    extends: str | None = None
 
     @property
     def canvas(self) -> Image:
@@ -88,11 +90,14 @@ class EditResult:
 
 
 class History(Sequence[EditResult]):
-    """All results of a session in the order of making, and the current one; undo and redo walk the tree."""
+    """All results of a session in the order of making, and the current one; undo and redo walk the tree.
+
+    A picture that is made larger is opened as a source of its own, and painted by an edit of it. The two are one step.
+    """
 
     def __init__(self) -> None:
         self._results: dict[str, EditResult] = {}
-        self._visited: dict[str, str] = {}  # parent -> the child that was current last
+        self._visited: dict[str, str] = {}  # a step -> the next one that was current last
         self._current: str | None = None
         self._next = 0
         self._in_use = Counter[str]()  # parents of what runs now
@@ -118,6 +123,27 @@ class History(Sequence[EditResult]):
         self._next = max(self._next, int(result.id) + 1)
         self.checkout(result.id)
         return result
+
+    def mark_as_extension(self, source: EditResult, of: EditResult) -> None:
+        """Make a source, that was opened to continue another picture, and its edits one step after that picture.
+
+        Args:
+            source: an opened source of this history, without edits.
+            of: the result whose picture it continues.
+        """
+        self._results[source.id] = replace(self.find(source.id), extends=self.find(of.id).id)
+
+    @property
+    def steps(self) -> list[EditResult]:
+        """The results that a person made one by one: all but the sources that only continue another picture."""
+        return [result for result in self if result.extends is None]
+
+    def step_before(self, result: EditResult) -> EditResult | None:
+        """Return the step to which undo goes from a result; None at a source."""
+        begun = result if result.parent is None else self._results[result.parent]
+        if begun.extends is not None:
+            return self._results[begun.extends]
+        return None if begun is result else begun
 
     def find(self, result_id: str) -> EditResult:
         """A result. Raises SessionError where there is no such."""
@@ -153,9 +179,9 @@ class History(Sequence[EditResult]):
         """
         result = self.find(result_id)
         self._current = result_id
-        while result.parent is not None:
-            self._visited[result.parent] = result.id
-            result = self._results[result.parent]
+        while (before := self.step_before(result)) is not None:
+            self._visited[before.id] = result.id
+            result = before
         return self.current
 
     def redo_ids(self) -> dict[str, str]:
@@ -171,7 +197,7 @@ class History(Sequence[EditResult]):
         self._visited = {parent: child for parent, child in redo_ids.items() if child in self._results}
 
     def delete(self, result_id: str) -> tuple[str, ...]:
-        """Remove a result and all that was made from it; its parent becomes current where the current one is gone.
+        """Remove a result and all that was made from it; the step before is current where the current one is gone.
 
         Returns:
             The ids that are gone.
@@ -179,11 +205,8 @@ class History(Sequence[EditResult]):
         Raises:
             SessionError: no such result, or something runs from one of them.
         """
-        current_id, parent = self.current.id, self.find(result_id).parent
-        deleted: list[str] = []
-        for result in self:  # parents come before their children
-            if result.id == result_id or result.parent in deleted:
-                deleted.append(result.id)
+        current_id, before = self.current.id, self.step_before(self.find(result_id))
+        deleted = self.made_from(result_id)
         self.check_unused(*deleted)
         for name in deleted:
             del self._results[name]
@@ -192,12 +215,27 @@ class History(Sequence[EditResult]):
         next_current = (
             current_id
             if current_id not in deleted
-            else parent
-            if parent is not None
+            else before.id
+            if before is not None
             else next(reversed(self._results), None)
         )
         self._current = None if next_current is None else self.checkout(next_current).id
         return tuple(deleted)
+
+    def made_from(self, result_id: str) -> list[str]:
+        """Return the ids of a result and of all that was made from it, and of the larger canvas that it alone is on."""
+        found: list[str] = []
+        for result in self:  # parents come before their children
+            if result.id == result_id or {result.parent, result.extends} & set(found):
+                found.append(result.id)
+        canvas = self._results.get(self.find(result_id).parent or "")
+        if (
+            canvas is None
+            or canvas.extends is None
+            or any(one.parent == canvas.id for one in self if one.id not in found)
+        ):
+            return found
+        return [canvas.id, *found]
 
     def without(self, result_ids: Collection[str]) -> History:
         """A copy that lacks some results, and what was made from them; as if they had been deleted."""
@@ -210,20 +248,21 @@ class History(Sequence[EditResult]):
         return left
 
     def undo(self) -> EditResult:
-        """Make the parent the current result. Raises SessionError at a source."""
-        if self.current.parent is None:
+        """Make the step before the current result. Raises SessionError at a source."""
+        before = self.step_before(self.current)
+        if before is None:
             raise SessionError("nothing to undo; this is a source")
-        return self.checkout(self.current.parent)
+        return self.checkout(before.id)
 
     def redo(self) -> EditResult:
-        """Make the child visited last the current result. Raises SessionError where there is none."""
+        """Make the next step that was visited last the current result. Raises SessionError where there is none."""
         if self.redo_id is None:
             raise SessionError("nothing to redo; this result has no later edit")
         return self.checkout(self.redo_id)
 
     @property
     def redo_id(self) -> str | None:
-        """The child of the current result that was visited last, to which redo goes; None where there is none."""
+        """The step after the current one that was visited last, to which redo goes; None where there is none."""
         return self._visited.get(self.current.id)
 
     def lineage(self, result_id: str) -> list[EditResult]:

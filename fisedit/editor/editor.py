@@ -85,7 +85,8 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
         """Make the current picture larger and paint what is added; every pixel that it had stays.
 
         The larger picture is opened as a source of its own, with the settings and the reference of the current one.
-        A control or a drive was of its canvas, and is left behind. Whatever is raised, the editor is as it was.
+        That is no step of its own: undo goes back to the picture before, and `history.steps` has one more. A control or
+        a drive was of its canvas, and is left behind. Whatever is raised, the editor is as it was.
 
         Args:
             left: pixels to add, 0 or more, as many as the picture has at most.
@@ -103,7 +104,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
         widths, now = check_border((left, top, right, bottom)), self.current
         config, words = now.config, check_prompt(now.prompt if prompt is None else prompt)
         with self.transaction():
-            self.open(
+            larger = self.open(
                 now.image,
                 words,
                 extend=widths,
@@ -118,6 +119,7 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
                 reference=self._engine.references.picture_of(config.like, REFERENCE),
                 on_step=on_step,
             )
+            self.history.mark_as_extension(larger, now)
             border = Region.border(*widths)
             if words == now.prompt:  # whose things are there already
                 return self.erase(border, prompt=words, seed=seed, quality=quality, on_step=on_step)

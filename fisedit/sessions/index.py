@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fisedit.history import EditResult
     from fisedit.values import EditMode
 
-VERSION = 4
+VERSION = 5
 _OLDEST = 2
 """The first version with digests; those up to `VERSION` differ in nothing but what a result may have."""
 
@@ -93,6 +93,7 @@ class ResultEntry:
         model: The model that made it.
         files: Ending -> SHA-256 of the file's bytes, in hexadecimal digits.
         pages: SHA-256 of every page of its recorded features; empty where they were not saved.
+        extends: Id of an entry before this one whose picture it continues, as in `EditResult`.
     """
 
     id: str
@@ -105,6 +106,7 @@ class ResultEntry:
     model: str
     files: Mapping[str, str]
     pages: tuple[str, ...] = ()
+    extends: str | None = None
 
     def page_names(self) -> dict[str, str]:
         """Names of the files of its pages, in their order -> SHA-256 of their bytes."""
@@ -169,7 +171,7 @@ def make_entry(
         "stats": result.stats.as_dict(),
         "files": dict(files),
     }
-    optional = {"model": model, "pages": list(pages)}
+    optional = {"model": model, "pages": list(pages), "extends": result.extends}
     return entry | {name: value for name, value in optional.items() if value}
 
 
@@ -239,6 +241,7 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
         entry = _parse_entry(one, found["model"])
         require(entry.id not in entries)
         _check_lineage(entry, None if entry.parent is None else entries[entry.parent])
+        require(entry.extends is None or (entry.config.opened and not entry.parent and entry.extends in entries))
         entries[entry.id] = entry
     require(found["current"] in entries)
     return SessionIndex(
@@ -255,7 +258,9 @@ def _parse(index: dict[str, Any], data: bytes) -> SessionIndex:
 
 
 def _parse_entry(entry: Any, model: str) -> ResultEntry:
-    found = checked_fields(entry, _RESULT, optional={"model", "pages", "erased", "shallow", "regional", "rim"})
+    found = checked_fields(
+        entry, _RESULT, optional={"model", "pages", "extends", "erased", "shallow", "regional", "rim"}
+    )
     config: GenerationConfig = found["recipe"]
     stats, run = found["stats"], parse_run(found, config)
     require((stats.growth, stats.steps_shared) == (run.growth, run.start) and (stats.active_rows or not run.growth))
@@ -270,6 +275,7 @@ def _parse_entry(entry: Any, model: str) -> ResultEntry:
         found.get("model", model),
         found["files"],
         found.get("pages", ()),
+        found.get("extends"),
     )
 
 
@@ -363,6 +369,7 @@ _RESULT: Mapping[str, Check] = {
     "model": _NAME,
     "files": _files,
     "pages": tuple_of(_SHA256, _MAX_TIMESTEPS + 1),
+    "extends": _ID,
 }
 _INDEX: Mapping[str, Check] = {
     "version": lambda version: version,

@@ -142,6 +142,7 @@ class SessionReader:
             entry.stats,
             entry.run,
             painted,
+            entry.extends,
         )
 
     def _load_assets(self, index: SessionIndex) -> SessionAssets:

@@ -377,6 +377,8 @@ def test_the_picture_is_extended(browser):
     page.locator("#extend").click()
     expect(here(page)).to_have_attribute("data-id", "2")
     expect(page.locator("#run")).to_be_visible()
+    expect(nodes(page)).to_have_count(2)  # and none of the canvas
+    expect(here(page)).to_contain_text("larger")
     larger, side = pixels(page, ".picture"), len(source)
     assert larger.shape == (side, side + 32, 3) and np.array_equal(larger[:, :side], source)
 

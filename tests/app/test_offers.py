@@ -389,6 +389,8 @@ def test_programs_erase_and_extend(program, site):
     program.ask("generate", CAT, 7, 3, 4.0, 64, 64)
     erased = program.ask("erase", {"box": [0, 0, 16, 16]})
     larger = picture(program.ask("extend", 0, 0, 32, 0))
+    told = program.ask("history").data[0]["results"]
+    assert [(one["id"], one["parent"]) for one in told][-3:] == [("3", None), ("4", "3"), ("6", "4")]
     assert larger.shape == (64, 96, 3) and np.array_equal(larger[:, :64], picture(erased))
     program.refused("input", "erase", {})
     program.refused("input", "extend", 0, 0, 0, 0)

@@ -10,7 +10,7 @@ from PIL import Image, ImageCms
 from skimage import data
 
 from fisedit import Editor, Region
-from fisedit.errors import Cancelled, InputError, MaskError
+from fisedit.errors import Cancelled, InputError, MaskError, SessionError
 from fisedit.storage.canvas import crop_around, paste_edit, to_editable
 from fisedit.values import LATENT_FACTOR, cell_pixels, config_to_dict, make_generation_config
 from tests.support.edits import CAT, DOG, same
@@ -198,7 +198,7 @@ def test_a_config_with_a_crop_is_checked():
 
 def test_a_larger_canvas_keeps_every_pixel_and_paints_the_border(editor):
     editor.generate(CAT, seed=7, num_inference_steps=5, guidance_scale=3.0)
-    before, side = editor.current.image, editor.native_size
+    made, before, side = editor.current, editor.current.image, editor.native_size
     right, top = side // 4, side // 8
     after = editor.extend(right=right, top=top)
     assert after.size == (side + right, side + top) and after.prompt == CAT
@@ -210,7 +210,35 @@ def test_a_larger_canvas_keeps_every_pixel_and_paints_the_border(editor):
     mirrored = np.asarray(source.image)
     assert np.array_equal(mirrored[top:, side:], np.asarray(before)[:, -right:][:, ::-1])
     assert (np.asarray(after.image) != mirrored)[:, side:].mean() > 0.5  # painted, and not what was mirrored
-    assert editor.undo() is source
+    assert editor.undo() is made and editor.redo() is after
+
+
+def test_a_larger_canvas_is_one_step(editor, tmp_path):
+    made = editor.generate(CAT, seed=7, num_inference_steps=4)
+    larger = editor.extend(right=32)
+    assert editor.history.steps == [made, larger] and larger.parent not in (None, made.id)
+    dog = editor.edit(DOG)
+    editor.save(tmp_path)
+    saved = editor.beside()
+    saved.load(tmp_path)
+    for history in (editor.history, saved.history):
+        assert [result.id for result in history.steps] == [made.id, larger.id, dog.id]
+        assert [history.undo().id, history.undo().id, history.redo().id] == [larger.id, made.id, larger.id]
+        with pytest.raises(SessionError, match="nothing to undo"):
+            history.undo(), history.undo()
+    assert set(saved.delete(larger.id)) == {larger.parent, larger.id, dog.id}
+    assert [result.id for result in saved.history] == [made.id] and saved.current.id == made.id
+    editor.delete(made.id)
+    assert not len(editor.history) and not editor.recorded_bytes
+
+
+def test_several_edits_of_a_larger_canvas_share_it(editor):
+    made = editor.generate(CAT, seed=7, num_inference_steps=4)
+    larger = editor.extend(right=32)
+    editor.checkout(larger.parent)
+    other = editor.erase(Region.border(0, 0, 32, 0), seed=3)
+    assert editor.history.step_before(other) is made and editor.delete(other.id) == (other.id,)
+    assert editor.history.steps == [made, larger] and editor.current is made
 
 
 def test_a_larger_canvas_shows_things_again_where_words_name_others(editor):
@@ -246,7 +274,7 @@ def test_extending_is_all_or_nothing(editor, at):
     assert list(editor.history) == [source] and editor.current is source
     larger = editor.extend(right=32, seed=0)
     assert larger.size == (source.size[0] + 32, source.size[1]) and larger.mask.grid.any()
-    assert len(editor.history) == 3
+    assert editor.history.steps == [source, larger]
 
 
 @pytest.mark.parametrize(("side", "added"), [(128, 5), (601, 3)])

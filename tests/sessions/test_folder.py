@@ -76,11 +76,11 @@ def test_a_session_is_saved_in_place(whole, tmp_path, name):
     assert contents(load(folder)) == contents(loaded) and files(folder) == before
 
 
-@pytest.mark.parametrize("version", [1, 5])
+@pytest.mark.parametrize("version", [1, 6])
 def test_a_session_of_another_version_is_refused(whole, tmp_path, version):
     folder = written_again(files(whole["look"]), tmp_path / "s")
     change_index(folder / "session.json", lambda index: index.update(version=version))
-    assert f"must be of version 4, got {version}; use the fisedit that wrote it" in refused(folder)
+    assert f"must be of version 5, got {version}; use the fisedit that wrote it" in refused(folder)
 
 
 # Two writers
