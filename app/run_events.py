@@ -165,7 +165,6 @@ class RunEvents(PageEvents):
         """Show how a run goes that was begun before the page was loaded again, and what it gave."""
         session = self.session(request)
         if not session.running:
-            yield {self.page.status: gr.skip()}  # without an answer gradio would empty all that the event may show
             return
         before = len(session.history)
         while not session.idle:
