@@ -67,7 +67,10 @@
   document.addEventListener("input", (event) => {
     if (!event.target.closest || !event.target.closest("#prompt")) return;
     keepDraft(event.target.value);
-    if (words !== event.target.value) press("changed");
+    if (words !== event.target.value) {
+      closeMenu();
+      press("changed");
+    }
     words = event.target.value;
     clearTimeout(timer);
     clearTimeout(soon);
@@ -121,7 +124,7 @@
   document.addEventListener("click", (event) => {
     const noun = event.target.closest("#words-line .noun");
     if (noun) openMenu(noun);
-    else if (!event.target.closest(".noun-menu")) closeMenu();
+    else if (event.isTrusted && !event.target.closest(".noun-menu")) closeMenu(); // `press` clicks too
   });
 
   /* A pasted picture is opened; what was pasted as text and does not fit is said. */
