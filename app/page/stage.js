@@ -8,7 +8,7 @@ const DOT = 0.016, POINTS = ["pick", "unpick"];  // radius as a share of the can
 const LONGEST = 512;
 const finger = matchMedia("(pointer: coarse)").matches;  // a finger scrolls until a brush is chosen
 const masked = { edit: true, compare: false };
-let tool = finger ? "" : "add", width = 10, strokes = [], current = null, shown = null;
+let tool = finger ? "" : "add", width = 10, strokes = [], current = null, shown = null, shownSize = null;
 let at = [0.5, 0.5], held = "";  // where the brush is, and what holds it down: "pointer", " ", "Enter" or nothing
 
 function choose(group, name, value) {
@@ -267,7 +267,9 @@ function picture() {
   frame.style.setProperty("--ratio", shown ? shown.width / shown.height : 1);
   if (shown) find(".before-tag").textContent = shown.label || "before";
   if (shown && shown.before) split(shown.split);
-  const key = shown && `${shown.id} ${shown.width} ${shown.height}`;
+  const size = shown && `${shown.width} ${shown.height}`, key = shown && `${shown.id} ${size}`;
+  if (size !== shownSize) zoomTo(1);  // else what was looked at closely stays there, from one candidate to the next
+  shownSize = size;
   if (key !== current) {
     const scale = shown ? LONGEST / Math.max(shown.width, shown.height) : 1;
     canvas.width = shown ? Math.max(1, Math.round(shown.width * scale)) : 1;
@@ -278,7 +280,6 @@ function picture() {
     stage.removeAttribute("data-marked");
     props.value = "";
     source(".region", "");
-    zoomTo(1);
   }
   redraw();
   view(shown && shown.view ? shown.view : "edit");

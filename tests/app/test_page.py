@@ -273,9 +273,22 @@ def test_the_wheel_zooms_and_painting_goes_where_the_pointer_is(browser):
         }"""
     )
     assert np.allclose(np.mean(painted, axis=0), (0.75, 0.25), atol=0.03)
+    transform, plain = "(node) => getComputedStyle(node).transform", ("none", "matrix(1, 0, 0, 1, 0, 0)")
+    close_up = canvas.evaluate(transform)
+    assert close_up not in plain
+    page.locator("#count").get_by_label("2").check()
     typed(page, DOG)
-    run(page, DOG, 2)
-    assert canvas.evaluate("(node) => getComputedStyle(node).transform") in ("none", "matrix(1, 0, 0, 1, 0, 0)")
+    page.locator("#run").click()
+    candidates = page.locator("#candidates [data-id]")
+    expect(candidates).to_have_count(2)
+    for number in "21":
+        page.locator("#stage canvas").focus()
+        page.keyboard.press(number)
+        expect(candidates.nth(int(number) - 1)).to_have_attribute("aria-current", "true")
+        assert canvas.evaluate(transform) == close_up
+    page.evaluate(PASTE, ["body", "", list(png(Image.new("RGB", (96, 64), "teal")))])
+    expect(page.locator("#stage[data-waiting], #stage [data-waiting]")).to_be_visible()
+    assert canvas.evaluate(transform) in plain
 
 
 def test_b_shows_what_was_before_while_it_is_held(browser):
