@@ -76,6 +76,7 @@ class Endpoints:
         control_scale: float = 1.0,
         edges: bool = False,
         drive: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
+        sizes: dict[str, Any] = {},  # noqa: B006 (gradio shows the default)
     ) -> Iterator[dict[str, Any]]:
         """Generate a picture from a prompt, to be edited in the same session.
 
@@ -99,12 +100,14 @@ class Endpoints:
             edges: the control is the edges of that picture, without one of the picture that is edited.
             drive: a head's pose and expression, {"pose": [pitch, yaw, roll, x, y, scale], "expression": {"jawOpen": 1}}
                 or as fisedit.Drive has them; {} for none.
+            sizes: sizes that models such as XL are told, height first, {"original_size": [512, 768],
+                "crops_coords_top_left": [0, 64], "target_size": [1024, 1024]}; {} for the picture's own.
 
         Yields:
             The progress of every step; at the end the result.
         """
         settings = SourceSettings(
-            steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip
+            steps, guidance, seed, width, height, scheduler, negative_prompt, model, loras, clip_skip, sizes=sizes
         )
         get_conditions = lazy_conditions(reference, reference_scale, control, control_scale, drive, edges=edges)
         yield from self._stream(
@@ -122,6 +125,7 @@ class Endpoints:
         model: str = "",
         loras: dict[str, float] | None = None,
         region: dict[str, Any] | None = None,
+        sizes: dict[str, Any] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Open a picture to edit it in the same session.
 
@@ -136,12 +140,13 @@ class Endpoints:
             loras: names that are offered -> their scales, -2 to 2.
             region: where it will be edited, of masks and boxes as in `edit`; {} for all of it. Of a large picture the
                 part around it alone is opened, at full resolution.
+            sizes: sizes that models such as XL are told, as in `generate`.
 
         Yields:
             The progress of every step; at the end the result.
         """
         settings = SourceSettings(
-            _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras
+            _to_int(steps), guidance, _to_int(seed), model=model, loras={} if loras is None else loras, sizes=sizes
         )
         detect = detect_in(self._state, lambda: decode_picture(picture or b""))
         part = parse_region(region, MaskLoader(), detect) if region else None
@@ -367,8 +372,8 @@ def _add_open(handler: Callable[..., Any], runs: dict[str, Any]) -> None:
         seed, steps = gr.Number(0, label="seed", precision=0), gr.Number(25, label="steps", precision=0)
         guidance = gr.Number(None, label="guidance")
         model, loras = gr.Textbox("", label="model"), gr.JSON({}, label="loras")
-        region, result = gr.JSON({}, label="region"), gr.JSON(label="result")
-        inputs = [picture, prompt, seed, steps, guidance, model, loras, region]
+        region, sizes, result = gr.JSON({}, label="region"), gr.JSON({}, label="sizes"), gr.JSON(label="result")
+        inputs = [picture, prompt, seed, steps, guidance, model, loras, region, sizes]
         gr.Button().click(handler, inputs, result, api_name="open", api_description=getdoc(handler), **runs)
 
 

@@ -20,6 +20,13 @@ SCHEDULERS = {name.label: name for name in SchedulerName}
 STEPS = 25
 """Steps that a new picture has at first."""
 
+SIZES = {
+    "original_size": ("Original height", "Original width"),
+    "crops_coords_top_left": ("Crop top", "Crop left"),
+    "target_size": ("Target height", "Target width"),
+}
+"""Sizes that a model is told, as `Sizes` names them -> their labels."""
+
 ALL_PIECES = ("All pieces", "all")
 
 DRIVE_RANGES = {
@@ -226,6 +233,13 @@ class PageComponents:
                 list(SCHEDULERS), value=SchedulerName.DDIM.label, label="Scheduler", elem_id="scheduler"
             )
             self.clip_skip = gr.Slider(*CLIP_SKIPS, value=0, step=1, label="CLIP skip", elem_id="clip-skip")
+        self.sizes_row = gr.Row(visible=self.pool.first.reads_sizes, elem_id="sizes")
+        with self.sizes_row:
+            self.sizes = [
+                gr.Number(None, label=label, precision=0, minimum=0, min_width=100)
+                for labels in SIZES.values()
+                for label in labels
+            ]
         self.negative = gr.Textbox(
             label="Negative prompt", lines=1, max_length=validation.MAX_PROMPT_CHARACTERS, elem_id="negative"
         )
@@ -276,6 +290,7 @@ class PageComponents:
             self.model,
             self.loras,
             *self.lora_scales.values(),
+            *self.sizes,
         ]
 
     @property

@@ -34,6 +34,7 @@ def source_arguments(settings: SourceSettings, choice: ModelChoice) -> Arguments
         "height": settings.height,
         "clip_skip": settings.clip_skip,
         "negative_clip_skip": settings.negative_clip_skip,
+        "sizes": settings.sizes,
     }
 
 

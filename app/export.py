@@ -165,6 +165,7 @@ def _settings_from_config(state: AppState, config: GenerationConfig, model: Offe
         state.pool.loras.scales_by_label(config.loras),
         config.clip_skip,
         config.negative_clip_skip,
+        config.sizes,
     )
     return check_settings(settings)
 

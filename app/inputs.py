@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from app import views
-from app.components import ALL_PIECES, DRIVE_EXPRESSIONS, DRIVE_RANGES, SCHEDULERS
+from app.components import ALL_PIECES, DRIVE_EXPRESSIONS, DRIVE_RANGES, SCHEDULERS, SIZES
 from app.validation import (
     DRAWN_SEEDS,
     NO_CONDITIONS,
@@ -19,6 +20,7 @@ from app.validation import (
 from fisedit import Drive, Region
 from fisedit.errors import InputError
 from fisedit.values import Quality
+from fisedit.values.sizes import Sizes, make_sizes
 
 if TYPE_CHECKING:
     from app.components import PageComponents
@@ -31,8 +33,12 @@ def settings(page: PageComponents, *values: Any) -> SourceSettings:
     Args:
         page: the page that has the components.
         values: theirs, in that order.
+
+    Raises:
+        InputError: a model that is not offered, or half of a size.
     """
-    is_random, steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *scales = values
+    is_random, steps, guidance, seed, width, height, scheduler, clip_skip, negative, model, chosen, *rest = values
+    scales, told = rest[: len(page.lora_scales)], rest[len(page.lora_scales) :]
     seed = _random_seed() if is_random else seed
     steps, seed, width, height, clip_skip = (
         int(value) if isinstance(value, float) and value.is_integer() else value
@@ -41,7 +47,14 @@ def settings(page: PageComponents, *values: Any) -> SourceSettings:
     scale = dict(zip(page.lora_scales, scales, strict=True))
     loras = {str(name): scale.get(name, 1.0) for name in chosen or ()}
     known, negative, model = SCHEDULERS.get(scheduler, str(scheduler)), str(negative or ""), str(model or "")
-    return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip)
+    sizes = _sizes(told) if page.pool.select(model).reads_sizes else None
+    return SourceSettings(steps, guidance, seed, width, height, known, negative, model, loras, clip_skip, sizes=sizes)
+
+
+def _sizes(numbers: Sequence[int | None]) -> Sizes | None:
+    """Return the sizes of `PageComponents.sizes`; empty fields leave the picture's own. Raises InputError."""
+    pairs = dict(zip(SIZES, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+    return make_sizes({name: pair for name, pair in pairs.items() if pair != (None, None)})
 
 
 def conditions_of(*values: Any) -> tuple[Conditions, tuple[Any, ...]]:

@@ -153,7 +153,7 @@ def _connect_history(page: PageComponents, events: SessionEvents) -> None:
 
 
 def _connect_settings(page: PageComponents, events: SessionEvents) -> None:
-    restored = [*page.session_outputs, *page.settings_inputs, page.file, page.found, page.open_panel]
+    restored = [*page.session_outputs, *page.settings_inputs, page.sizes_row, page.file, page.found, page.open_panel]
     asked = "(file, model) => window.fisedit.drop(file, model)"
     dropped = page.file.upload(events.on_file, [page.file, page.model], restored, js=asked, **_UNQUEUED)
     dropped.then(None, js="() => { window.fisedit.ask(); }", **_QUICK)
@@ -167,7 +167,7 @@ def _connect_settings(page: PageComponents, events: SessionEvents) -> None:
     page.loras.change(events.on_loras, [page.loras, *scales], scales, **_UNQUEUED)
     sampling = [page.steps, page.guidance, page.scheduler]
     page.loras.input(events.on_loras_chosen, [page.loras, page.model, *sampling], sampling, **_UNQUEUED)
-    suggested = [page.width, page.height, page.guidance, page.examples, page.status]
+    suggested = [page.width, page.height, page.guidance, page.sizes_row, page.examples, page.status]
     page.model.input(events.on_model, page.model, suggested, **_UNQUEUED)
     page.calibrate.click(events.on_calibrate, None, page.status, concurrency_limit=4, **_QUICK)
     page.reuse.click(events.on_reuse, None, [page.seed, page.random], **_UNQUEUED)

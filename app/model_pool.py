@@ -40,7 +40,7 @@ from fisedit.integrations.mask_providers import open_provider
 from fisedit.machine.contention import ThreadChoice
 from fisedit.models.loader import config_folder, load_tokenizer
 from fisedit.models.paths import absolute_name
-from fisedit.models.validation import sample_size
+from fisedit.models.validation import reads_sizes, sample_size
 from fisedit.models.vocabulary import Vocabulary, read_vocabulary
 from fisedit.models.weight_files import read_json
 from fisedit.prompts.chunks import context_length, split_chunks
@@ -139,9 +139,18 @@ class OfferedModel:
         self._config_folder = config_folder(place, local_files_only=local_files_only)
 
     @cached_property
+    def _unet_config(self) -> Mapping[str, Any]:
+        return read_json(self._config_folder / "unet" / "config.json")
+
+    @property
     def native_size(self) -> int:
         """The side in pixels of the square that it was made for."""
-        return sample_size(read_json(self._config_folder / "unet" / "config.json")) * LATENT_FACTOR
+        return sample_size(self._unet_config) * LATENT_FACTOR
+
+    @property
+    def reads_sizes(self) -> bool:
+        """True if it is told the sizes of the original, the crop and the target."""
+        return reads_sizes(self._unet_config)
 
     @property
     def guidance(self) -> float:

@@ -33,6 +33,7 @@ from app.validation import (
 from fisedit import Region
 from fisedit.errors import Cancelled, as_text
 from fisedit.prompts.syntax import check_syntax, without_loras
+from fisedit.values.sizes import Sizes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -285,12 +286,15 @@ def kept_notes(picture: ProgramPicture, asked: Mapping[str, object]) -> tuple[st
         asked: names in Automatic1111's API -> what was asked for; None for nothing.
     """
     config = picture.config
+    top, left = (config.sizes or Sizes()).crops_coords_top_left
     used = {
         "steps": config.num_inference_steps,
         "cfg_scale": config.guidance_scale,
         "negative_prompt": config.negative_prompt,
         "sampler_name": config.scheduler.label,
         "clip_skip": config.clip_skip,
+        "sdxl_crop_top": top,
+        "sdxl_crop_left": left,
         "model": picture.model,
         "width": picture.size[0],
         "height": picture.size[1],

@@ -124,14 +124,15 @@ class SessionEvents(PageEvents):
             yield {status: gr.skip()}
 
     def on_model(self, label: str) -> Updates:
-        """A model was chosen: its own size and guidance are suggested."""
+        """A model was chosen: its own size and guidance are suggested; sizes that it is told are asked for."""
         try:
             model = self.state.pool.select(str(label))
             examples = html.examples(model.vocabulary)
         except FisEditError as error:
             return {self.page.status: html.message(str(error), "error")}
         side, page = model.native_size, self.page
-        size = {page.width: side, page.height: side, page.guidance: model.guidance}
+        size: Updates = {page.width: side, page.height: side, page.guidance: model.guidance}
+        size |= {page.sizes_row: gr.update(visible=model.reads_sizes)}
         return size | {page.examples: examples}
 
     def on_loras(self, chosen: list[str] | None, *scales: float) -> Updates:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from app import html, views
-from app.components import ALL_PIECES, SCHEDULERS
+from app.components import ALL_PIECES, SCHEDULERS, SIZES
 from app.history import count_descendants
 from app.validation import GROW, grow_bound, label
 from fisedit.values import Quality, SchedulerName
+from fisedit.values.sizes import Sizes, make_sizes
 
 if TYPE_CHECKING:
     from app.components import PageComponents
@@ -178,6 +179,8 @@ class PageUpdates:
     def settings(self, settings: SourceSettings) -> Updates:
         """The settings of a new picture."""
         page, known = self.page, {value: name for name, value in SCHEDULERS.items()}
+        model, sizes = self.pool.select(settings.model), make_sizes(settings.sizes) or Sizes()
+        told = [number for name in SIZES for number in sizes.as_dict().get(name, (None, None))]
         return {
             page.steps: settings.steps,
             page.guidance: gr.skip() if settings.guidance is None else settings.guidance,
@@ -188,7 +191,9 @@ class PageUpdates:
             page.scheduler: known[SchedulerName(settings.scheduler)],
             page.clip_skip: settings.clip_skip,
             page.negative: settings.negative_prompt,
-            page.model: self.pool.select(settings.model).label,
+            page.model: model.label,
+            page.sizes_row: gr.update(visible=model.reads_sizes),
+            **dict(zip(page.sizes, told, strict=True)),
             page.loras: list(settings.loras),
             **self.lora_scales(settings.loras),
         }

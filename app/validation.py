@@ -16,6 +16,7 @@ from fisedit.prompts.syntax import take_loras
 from fisedit.storage import images
 from fisedit.values import CLIP_SKIPS, LATENT_FACTOR, SEEDS, Quality, SchedulerName, check_quality
 from fisedit.values.drive import Drive
+from fisedit.values.sizes import Sizes, make_sizes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,6 +83,7 @@ class SourceSettings:
         loras: labels of offered ones -> their scales, -2 to 2.
         clip_skip: layers of the text encoder that are left out, 0 to 11.
         negative_clip_skip: those that are left out for the negative prompt.
+        sizes: sizes that models such as XL are told, as `make_sizes` takes them; None for the picture's own.
     """
 
     steps: int = 25
@@ -95,6 +97,7 @@ class SourceSettings:
     loras: Mapping[str, float] = field(default_factory=dict)
     clip_skip: int = 0
     negative_clip_skip: int = 0
+    sizes: Sizes | Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +241,7 @@ def check_settings(settings: SourceSettings) -> SourceSettings:
     _within("seed", settings.seed, SEEDS, whole=True)
     _within("clip_skip", settings.clip_skip, CLIP_SKIPS, whole=True)
     _within("negative_clip_skip", settings.negative_clip_skip, CLIP_SKIPS, whole=True)
+    make_sizes(settings.sizes)
     for name, side in (("width", settings.width), ("height", settings.height)):
         if side is not None and _within(name, side, SIDES, whole=True) % 8:
             raise InputError(f"{name} must be divisible by 8, got {side}; use {round(side / 8) * 8}")

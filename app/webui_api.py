@@ -26,6 +26,7 @@ from fisedit.prompts.syntax import without_loras
 from fisedit.storage import images
 from fisedit.storage.mask_images import decode_mask, marks
 from fisedit.values import Quality, SchedulerName, web_ui_scheduler
+from fisedit.values.sizes import Sizes, make_sizes
 
 if TYPE_CHECKING:
     from app.program_pictures import ProgramPicture, ProgramPictures
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 PREFIX = "/sdapi/v1"
 MAX_PICTURES = 8
 """Pictures of one request."""
+
+_CROP = "sdxl_crop_top", "sdxl_crop_left"
 
 
 def router(pictures: "ProgramPictures") -> APIRouter:
@@ -207,6 +210,7 @@ class WebuiApi:
             model=override.text("sd_model_checkpoint") or self._model,
             clip_skip=clip_skip,
             negative_clip_skip=clip_skip,
+            sizes=make_sizes({"crops_coords_top_left": [override.get(name) or 0 for name in _CROP]}),
         )
         return [replace(settings, seed=first + i if type(first) is int else first) for i in range(count)], notes
 
@@ -242,6 +246,8 @@ def _asked_of_edit(given: Obeyed, settings: SourceSettings) -> dict[str, object]
     asked = {name: given.get(name) for name in ("steps", "cfg_scale", "negative_prompt", "width", "height")}
     if given.text("sampler_name") or given.text("sampler_index"):
         asked["sampler_name"] = SchedulerName(settings.scheduler).label
+    if isinstance(settings.sizes, Sizes):
+        asked |= dict(zip(_CROP, settings.sizes.crops_coords_top_left, strict=True))
     return asked | {"model": settings.model or None, "clip_skip": settings.clip_skip or None}
 
 

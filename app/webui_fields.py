@@ -35,6 +35,8 @@ OVERRIDES = FieldTable(
     (
         Field("sd_model_checkpoint", OBEYED, "a model of `sd-models`"),
         Field("CLIP_stop_at_last_layers", OBEYED, "1 for all layers; of both prompts"),
+        Field("sdxl_crop_top", OBEYED, "of models such as XL, which are told it"),
+        Field("sdxl_crop_left", OBEYED, "of models such as XL, which are told it"),
         Field("sd_vae", REFUSED, "the model's own VAE is used; leave it out", ("", None, "None", "Automatic")),
         Field("forge_additional_modules", REFUSED, "the model's own parts are used; leave it out"),
         Field("eta_noise_seed_delta", REFUSED, "noise is that of the seed; leave it out"),

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "app/test_docs": "the code in docs/app.md",
     "app/test_offers": "models, LoRAs and an adapter from the command line to the page",
     "app/test_page": "the page's scripts and styles in a real browser",
+    "app/test_sizes": "sizes that XL is told, from the page and from programs",
     "app/test_safety": "hostile requests to a server that runs",
     "batch/test_images": "kinds of pictures and masks through a whole batch",
     "benchmarks/quality/test_quality_guard": "figures of the shipped model that must not fall",

@@ -284,6 +284,15 @@ def sample_size(config: Config) -> int:
     return side
 
 
+def reads_sizes(config: Config) -> bool:
+    """Return whether a UNet reads the sizes of the original, the crop and the target beside a prompt.
+
+    Args:
+        config: The UNet's configuration.
+    """
+    return config.get("addition_embed_type") == "text_time"
+
+
 def check_vae(config: Config, family: Family = SD1) -> None:
     """Check that an autoencoder has 4 latent channels, a downsampling factor of 8, and no other family's scale.
 

@@ -256,6 +256,9 @@ def test_a_dense_run_is_the_dense_picture(state, session, monkeypatch):
         (SourceSettings(width=4096), "width"),
         (SourceSettings(height=100), "divisible by 8"),
         (SourceSettings(scheduler="../../etc/passwd"), "scheduler"),
+        (SourceSettings(sizes={"original_size": (512,)}), "original_size must be height and width"),
+        (SourceSettings(sizes={"../../etc/passwd": (8, 8)}), "sizes must be of"),
+        (SourceSettings(sizes=8), "sizes must map names"),
         (SourceSettings(negative_prompt="x" * (MAX_PROMPT_CHARACTERS + 1)), "negative prompt"),
     ],
 )
