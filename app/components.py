@@ -236,7 +236,7 @@ class PageComponents:
         self.sizes_row = gr.Row(visible=self.pool.first.reads_sizes, elem_id="sizes")
         with self.sizes_row:
             self.sizes = [
-                gr.Number(None, label=label, precision=0, minimum=0, min_width=100)
+                gr.Number(0, label=label, precision=0, minimum=0, min_width=180)
                 for labels in SIZES.values()
                 for label in labels
             ]

@@ -52,9 +52,10 @@ def settings(page: PageComponents, *values: Any) -> SourceSettings:
 
 
 def _sizes(numbers: Sequence[int | None]) -> Sizes | None:
-    """Return the sizes of `PageComponents.sizes`; empty fields leave the picture's own. Raises InputError."""
-    pairs = dict(zip(SIZES, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
-    return make_sizes({name: pair for name, pair in pairs.items() if pair != (None, None)})
+    """Return the sizes of `PageComponents.sizes`, in which 0 is the picture's own. Raises InputError."""
+    filled = [number or 0 for number in numbers]  # a field may be emptied
+    pairs = dict(zip(SIZES, zip(filled[::2], filled[1::2], strict=True), strict=True))
+    return make_sizes({name: pair for name, pair in pairs.items() if any(pair)})
 
 
 def conditions_of(*values: Any) -> tuple[Conditions, tuple[Any, ...]]:

@@ -180,7 +180,7 @@ class PageUpdates:
         """The settings of a new picture."""
         page, known = self.page, {value: name for name, value in SCHEDULERS.items()}
         model, sizes = self.pool.select(settings.model), make_sizes(settings.sizes) or Sizes()
-        told = [number for name in SIZES for number in sizes.as_dict().get(name, (None, None))]
+        told = [number for name in SIZES for number in sizes.as_dict().get(name, (0, 0))]
         return {
             page.steps: settings.steps,
             page.guidance: gr.skip() if settings.guidance is None else settings.guidance,

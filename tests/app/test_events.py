@@ -22,7 +22,7 @@ from fisedit.errors import InputError, SessionError
 from fisedit.integrations.mask_providers import Detection
 from tests.support.app.requests import CAT, DOG, ME, NOTHING_READ, QUICK, REGION, as_url, last, made, png
 
-SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [], *[None] * 6)
+SETTINGS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "", "", [], *[0] * 6)
 """Values of the settings of a new picture."""
 
 

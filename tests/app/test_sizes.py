@@ -8,6 +8,7 @@ from dataclasses import replace
 import gradio as gr
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from app import export, handlers, inputs
 from app.api import Endpoints
@@ -19,7 +20,9 @@ from app.validation import SourceSettings
 from app.webui_api import WebuiApi
 from fisedit.errors import InputError
 from fisedit.values.sizes import Sizes, make_sizes
+from tests.support.app.page import nodes
 from tests.support.app.requests import CAT, ME, last, made, png
+from tests.support.app.site import served
 from tests.support.edits import same
 from tests.support.pipelines import build_pipeline
 
@@ -29,11 +32,23 @@ FIELDS = (False, 2, 4.0, 7, 64, 64, "DDIM", 0, "")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Offers the demo model, which reads no sizes, and one of XL's architecture."""
+def xl(tmp_path_factory):
+    """The folder of a random model of XL's architecture."""
     folder = tmp_path_factory.mktemp("models") / "xl"
     build_pipeline("sdxl").save_pretrained(folder)
-    return AppState.open("demo", folder, folder=tmp_path_factory.mktemp("state"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(xl, tmp_path_factory):
+    """Offers the demo model, which reads no sizes, and one that reads them."""
+    return AppState.open("demo", xl, folder=tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module")
+def site(xl):
+    with served("demo", xl) as site:
+        yield site
 
 
 @pytest.fixture
@@ -62,20 +77,38 @@ def test_the_page_asks_for_them_where_a_model_reads_them(state, page):
     events = SessionEvents(state, page)
     assert not page.sizes_row.visible
     assert [events.on_model(name)[page.sizes_row]["visible"] for name in ("xl", "demo")] == [True, False]
-    numbers = [None, None, 0, 16, 128, 128]
+    numbers = [0, None, 0, 16, 128, 128]
     told = inputs.settings(page, *FIELDS, "xl", [], *numbers)
     assert told.sizes == Sizes(crops_coords_top_left=(0, 16), target_size=(128, 128))
     assert inputs.settings(page, *FIELDS, "demo", [], *numbers).sizes is None
-    assert inputs.settings(page, *FIELDS, "xl", [], *[None] * 6).sizes is None
+    assert inputs.settings(page, *FIELDS, "xl", [], *[0] * 6).sizes is None
     with pytest.raises(InputError, match="target_size must be height and width"):
-        inputs.settings(page, *FIELDS, "xl", [], *[None] * 5, 128)
+        inputs.settings(page, *FIELDS, "xl", [], *[0] * 5, 128)
+
+
+@pytest.mark.slow
+def test_a_person_fills_them_in(browser, site):
+    page = browser().open()
+    page.get_by_text("Settings of new pictures").click()
+    expect(page.locator("#steps")).to_be_visible()
+    expect(page.locator("#sizes")).not_to_be_visible()
+    page.locator("#model input").click()
+    page.get_by_role("option", name="xl").click()
+    for name in ("height", "width"):
+        page.get_by_label(f"Original {name}").fill("96")
+        page.get_by_label(f"Original {name}").blur()
+    page.locator("#prompt textarea").fill(CAT)
+    page.locator("#make").click()
+    expect(nodes(page)).to_have_count(1)
+    session = next(reversed(site.state._sessions.values()))
+    assert session.current.config.sizes == Sizes(original_size=(96, 96))
 
 
 def test_the_page_shows_those_of_a_dropped_picture(state, session, page):
     data = export.picture_bytes(session, made(state, session, settings=replace(XL, sizes={"target_size": (128, 96)})))
     shown = SessionEvents(state, page).on_file(ME, data, "xl")
     assert shown[page.sizes_row]["visible"] and shown[page.model] == "xl"
-    assert [shown[field] for field in page.sizes] == [None, None, None, None, 128, 96]
+    assert [shown[field] for field in page.sizes] == [0, 0, 0, 0, 128, 96]
 
 
 def test_programs_tell_them(state):
