@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fisedit.bench.cuda_speed import BACKENDS, GraphBenchmark
 from fisedit.bench.dense_pipelines import DensePipelines
-from fisedit.bench.dense_search import DenseVariant
+from fisedit.bench.dense_search import DenseSearch, DenseVariant
 from fisedit.bench.settings import SpeedSettings
 from fisedit.bench.workload import STEP_DILATION, load_workload, square_mask
 from fisedit.runners.cuda_graphs import GraphExecutor
@@ -53,7 +53,8 @@ def main() -> None:
     workload = load_workload(settings)
     variant = DenseVariant(str(workload.dtype).replace("torch.float16", "fp16"), channels_last=True, compiled=False)
     with torch.inference_mode():
-        benchmark = GraphBenchmark(workload, DensePipelines(workload.pipe, workload.config, compiled=False), variant, 3)
+        dense = DensePipelines(workload.pipe, workload.config, compiled=False)
+        benchmark = GraphBenchmark(workload, dense, DenseSearch(variant, {variant: [0.0]}, {}), 3, plain=False)
         for area in chosen.areas:
             for edits in chosen.edits:
                 for backend in chosen.backends:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,6 +30,7 @@ from fisedit.bench.dense_search import (
     variants,
 )
 from fisedit.bench.runtimes import (
+    CompiledDeepCache,
     DecoderStandIn,
     UNetCall,
     UNetStandIn,
@@ -160,9 +161,9 @@ class DensePipelines:
             variant: The variant, whose eager form shares its UNet's weights.
         """
         if variant not in self._pipelines:
-            makers = {OPENVINO: self._convert, DEEPCACHE: self._cache, TORCH: self._copy}
-            make = self._compile if variant.compiled else makers[variant.runtime]
-            self._pipelines[variant] = make(variant)
+            torchs = self._compile if variant.compiled else self._copy
+            makers = {OPENVINO: self._convert, DEEPCACHE: self._cache, TORCH: torchs}
+            self._pipelines[variant] = makers[variant.runtime](variant)
         return self._pipelines[variant]
 
     def run(self, variant: DenseVariant, steps: int | None = None) -> None:
@@ -233,11 +234,15 @@ class DensePipelines:
             parts[name].to(memory_format=_layout(variant))
         return self._assemble(parts)
 
+    @property
+    def _mode(self) -> str:
+        return MODES.get(self._device.type, "default")
+
     def _compile(self, variant: DenseVariant) -> StableDiffusionPipeline:
         parts: dict[str, Any] = dict(self.get(replace(variant, compiled=False)).components)
-        vae, mode = _sharing(parts["vae"]), MODES.get(self._device.type, "default")
-        vae.decoder = torch.compile(vae.decoder, mode=mode)
-        return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=mode), "vae": vae})
+        vae = _sharing(parts["vae"])
+        vae.decoder = torch.compile(vae.decoder, mode=self._mode)
+        return self._assemble(parts | {"unet": torch.compile(parts["unet"], mode=self._mode), "vae": vae})
 
     @cached_property
     def _openvino_models(self) -> tuple[Any, Any]:
@@ -259,9 +264,14 @@ class DensePipelines:
 
     def _cache(self, variant: DenseVariant) -> StableDiffusionPipeline:
         """The pipeline whose steps reuse deep features by DeepCache."""
-        pipe = self._copy(variant)
-        enable_deepcache(pipe, DEEPCACHE_INTERVAL)
-        return pipe
+        if not variant.compiled:
+            pipe = self._copy(variant)
+            enable_deepcache(pipe, DEEPCACHE_INTERVAL)
+            return pipe
+        parts = dict(self.get(replace(variant, runtime=TORCH)).components)  # with its compiled decoder
+        parts["unet"] = unet = _sharing(self.get(replace(variant, runtime=TORCH, compiled=False)).unet)
+        unet.forward = CompiledDeepCache(unet, DEEPCACHE_INTERVAL, partial(torch.compile, mode=self._mode))
+        return self._assemble(parts)
 
     def _assemble(self, parts: dict[str, Any]) -> StableDiffusionPipeline:
         scheduler, changes = SCHEDULERS[self._config.scheduler]

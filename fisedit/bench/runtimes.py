@@ -1,6 +1,7 @@
 """Runtimes of a pipeline beside torch: OpenVINO, which computes all of a model, and DeepCache, which leaves some out.
 
-Knows how a diffusers pipeline is made to run by each; their packages are imported when they are first used.
+Knows how a diffusers pipeline is made to run by each; their packages are imported when they are first used. Compiled,
+DeepCache is this module's own, as torch.compile cannot look through the package's hooks.
 """
 
 from __future__ import annotations
@@ -166,3 +167,55 @@ def enable_deepcache(pipe: StableDiffusionPipeline, interval: int) -> None:
     helper = DeepCacheSDHelper(pipe=pipe)
     helper.set_params(cache_interval=interval, cache_branch_id=0)
     helper.enable()
+
+
+class CompiledDeepCache:
+    """The evaluations of a UNet in DeepCache's runs: every so many whole, the others the first conv and last layer.
+
+    Both kinds are compiled. They give what the package's do with its branch 0.
+
+    Args:
+        unet: A UNet of its own, whose last layer gets a hook.
+        interval: from one whole evaluation to the next, in steps.
+        compiled: The compiler of a function.
+    """
+
+    def __init__(self, unet: Any, interval: int, compiled: Callable[[Any], Any]) -> None:
+        self._unet, self._forward, self._interval = unet, unet.forward, interval
+        self._entering = self._deep = torch.empty(0)
+        self._channels = unet.up_blocks[-1].resnets[-1].in_channels - unet.config.block_out_channels[0]
+        unet.up_blocks[-1].resnets[-1].register_forward_pre_hook(self._keep)
+        self._whole, self._last_layer = compiled(self._run_whole), compiled(self._run_last_layer)
+
+    def __call__(
+        self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, **conditions: Any
+    ) -> tuple[Tensor]:
+        """The prediction, as diffusers' pipelines unpack it.
+
+        Args:
+            sample: [B, 4, h, w].
+            timestep: A view of the schedule's timesteps, which tells its place among them without waiting for a GPU.
+            encoder_hidden_states: [B, T, C].
+            conditions: The other arguments of the UNet's own forward.
+        """
+        if timestep.storage_offset() % self._interval:
+            return (self._last_layer(sample, timestep, encoder_hidden_states, self._deep),)
+        prediction, deep = self._whole(sample, timestep, encoder_hidden_states, **conditions)
+        self._deep = deep.clone()  # the next replay of a captured graph writes over its results
+        return (prediction,)
+
+    def _keep(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self._entering = arguments[0]
+
+    def _run_whole(self, sample: Tensor, timestep: Tensor, text: Tensor, **conditions: Any) -> tuple[Tensor, Tensor]:
+        (prediction,) = self._forward(sample, timestep, text, **conditions | {"return_dict": False})
+        return prediction, self._entering[:, : self._channels]
+
+    def _run_last_layer(self, sample: Tensor, timestep: Tensor, text: Tensor, deep: Tensor) -> Tensor:
+        unet, block = self._unet, self._unet.up_blocks[-1]
+        time = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=timestep))
+        rows = block.resnets[-1].forward(torch.cat([deep, unet.conv_in(sample)], 1), time)
+        if attentions := getattr(block, "attentions", None):
+            rows = attentions[-1](rows, encoder_hidden_states=text, return_dict=False)[0]
+        prediction: Tensor = unet.conv_out(unet.conv_act(unet.conv_norm_out(rows)))
+        return prediction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from importlib import import_module
 
@@ -52,9 +53,9 @@ def bench_edit(
         dtype=dtype,
         local_files_only=local_files_only,
     )
-    on_gpu = (device or "").startswith("cuda")  # graphs only on a GPU that was asked for
-    module = import_module(f"fisedit.bench.{'cuda_speed' if on_gpu else 'speed'}")
-    keep = {"on_report": partial(write_report, output=output)} if on_gpu and output is not None else {}
+    captured = (device or "").startswith("cuda") or os.environ.get("FISEDIT_GRAPHS") == "1"  # 1 is a CPU's rehearsal
+    module = import_module(f"fisedit.bench.{'cuda_speed' if captured else 'speed'}")
+    keep = {"on_report": partial(write_report, output=output)} if captured and output is not None else {}
     with measurement(output) as on_step:
         report = module.measure_edit_speed(settings, on_step, **keep)
     show_report(report, output, json, "dense_summary", "summary", "batch_summary", *(["profile"] if profile else []))
