@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from fisedit.bench import dense_search
+from fisedit.bench import dense_pipelines, dense_search
 from fisedit.bench.dense_pipelines import DensePipelines
 from fisedit.bench.dense_search import DEEPCACHE, OPENVINO, TORCH, DenseVariant
 from fisedit.bench.runtimes import PRECISIONS, compile_openvino, convert_openvino, enable_deepcache
@@ -19,6 +19,7 @@ from tests.support.edits import CAT, config_of
 from tests.support.pipelines import build_pipeline
 
 EAGER = DenseVariant("fp32", False, False)
+COMPILED_DEEPCACHE = DenseVariant("fp32", False, True, DEEPCACHE)
 BY_OPENVINO = DenseVariant("fp32", False, False, OPENVINO)
 
 
@@ -113,6 +114,42 @@ def test_deepcache_at_every_step_is_diffusers_own_pipeline():
         every_third = DensePipelines(pipe, config_of()).get(EAGER)
         enable_deepcache(every_third, 3)
         assert not (picture(every_third) == expected).all()
+
+
+def compiled_every(monkeypatch, interval, pipe):
+    """The pipeline of compiled DeepCache, with torch's eager functions in place of compiled ones."""
+    monkeypatch.setattr(torch, "compile", lambda part, mode: part)
+    monkeypatch.setattr(dense_pipelines, "DEEPCACHE_INTERVAL", interval)
+    return DensePipelines(pipe, config_of()).get(COMPILED_DEEPCACHE)
+
+
+@pytest.mark.parametrize("name", ["sd15", "demo"])
+def test_compiled_deepcaches_last_layer_goes_on_from_the_whole_evaluation_before(no_grad, monkeypatch, name):
+    pipe = build_pipeline(name)
+    assert (picture(compiled_every(monkeypatch, 1, pipe)) == picture(pipe)).all()
+    unet = compiled_every(monkeypatch, 3, pipe).unet
+    text = torch.randn(2, 77, unet.config.cross_attention_dim)
+    whole, again, other = (
+        unet(latents, time, encoder_hidden_states=text, return_dict=False)[0]
+        for latents, time in zip(
+            (torch.ones(2, 4, 8, 8), torch.ones(2, 4, 8, 8), -torch.ones(2, 4, 8, 8)),
+            torch.tensor([500.0, 500.0, 480.0]),
+            strict=True,
+        )
+    )
+    assert torch.allclose(again, whole, atol=1e-5)  # over the deep map of the same input
+    expected = pipe.unet(-torch.ones(2, 4, 8, 8), 480, encoder_hidden_states=text).sample
+    assert (other - expected).norm() / expected.norm() > 1e-3  # over that of another one
+    assert unet is not pipe.unet and "forward" not in vars(pipe.unet)
+
+
+def test_compiled_deepcache_makes_the_packages_picture(monkeypatch):
+    if find_spec("DeepCache") is None:
+        pytest.skip("needs the package DeepCache")
+    pipe = build_pipeline("demo")
+    published = DensePipelines(pipe, config_of()).get(EAGER)
+    enable_deepcache(published, 3)
+    assert abs(picture(compiled_every(monkeypatch, 3, pipe)) - picture(published)).max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", sorted(set(PRECISIONS) - {"fp16"}))
