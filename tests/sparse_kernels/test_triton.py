@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fisedit.errors import InputError
-from fisedit.sparse_kernels import ops, row_plan, torch_backend, tuning
+from fisedit.sparse_kernels import ops, reference, row_plan, torch_backend, tuning
 from fisedit.sparse_kernels.operands import QUANTISED_DTYPES, ConvEpilogue, dequantise, quantise
 from fisedit.sparse_kernels.triton import launch
 from tests.support.grids import grids
@@ -324,16 +324,16 @@ def geglu(backend, dtype, batch, rows, channels, width):
 
 
 @pytest.mark.sweep(1)
-@each_backend
 @each_dtype
 @each_mask
-def test_scatter_and_composite(backend, dtype, size, name):
+def test_scatter_and_composite(dtype, size, name):
+    """Torch's own on every device."""
     other = "blobs" if name == "everything" else "everything"
     edits = Edits([grids(*size)[name], grids(*size)[other]], dtype)
     recorded, mixed = edits.maps(0, 4)
     placement, rows = edits.tables.levels[0].placement, edits.rows(mixed, 0)
     full = recorded.repeat_interleave(edits.edits, 0).flatten(2).transpose(1, 2).contiguous()
-    with ops.use(backend):
+    with ops.use("fast"):
         assert ops.scatter_rows(full, rows, placement) is full
         composited = ops.composite(recorded[:1], rows[: edits.edits], placement)
     assert torch.equal(full.transpose(1, 2), mixed.flatten(2))
@@ -430,20 +430,6 @@ def test_two_runs_give_the_same_bits(shared, request):
 
 
 @pytest.mark.sweep(1)
-@each_dtype
-@each_grid
-def test_the_engines_own_conv(dtype, name):
-    """`conv3x3` takes a plan's own table instead of padded ones."""
-    edits = Edits([grids(13, 9)[name]], dtype, branches=2)
-    level, (_, mixed) = edits.levels[0], edits.maps(0, 16)
-    weight, bias = edits.random(12, 16, 3, 3, scale=1 / 12), edits.random(12)
-    rows = mixed.flatten(2)[:, :, level.read_positions].transpose(1, 2)
-    with ops.use("triton"):
-        got = ops.conv3x3(rows, level.same, weight, bias)
-    edits.close(got, F.conv2d(mixed.double(), weight.double(), bias.double(), 1, 1), 0)
-
-
-@pytest.mark.sweep(1)
 @needs_gpu
 @real
 @each_dtype
@@ -486,7 +472,7 @@ def test_without_the_package_triton_is_refused(monkeypatch):
         pass
 
 
-TRITON = {"attention", "backend", "conv", "epilogue", "feedforward", "linear", "norm", "scatter"}
+TRITON = {"attention", "backend", "conv", "epilogue", "feedforward", "linear", "norm"}
 
 
 def test_triton_is_chosen_where_it_was_measured_to_be_faster(monkeypatch):
@@ -516,14 +502,28 @@ def test_the_default_on_a_cpu_runs_torchs_kernels_alone(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "side", "channels"), [(16, 4, 32), (48, 8, 64)])
 def test_the_bench_of_kernels_compares_equals(rows, side, channels):
-    """What `triton_speed` would measure: both sides give the same, so its figures would be printed."""
+    """What `triton_speed` would measure: all give the same, so its figures would be printed."""
     from benchmarks import triton_speed
 
     with torch.device(DEVICE):
         cases = triton_speed.cases(rows, side, channels, torch.float32)
-    for name, (by_torch, by_triton) in cases.items():
-        expected, got = by_torch(), by_triton()
-        assert (got - expected).norm() <= 1e-4 * expected.norm(), name
+    triton = triton_speed.backends("triton")["triton"]
+    for name, make in cases.items():
+        expected, by_torch, by_triton = (make(kernels)() for kernels in (reference, torch_backend, triton))
+        assert (by_torch - expected).norm() <= 1e-4 * expected.norm(), name
+        assert (by_triton - expected).norm() <= 1e-4 * expected.norm(), name
+        assert triton_speed.is_own(name, triton) and not triton_speed.is_own(name, torch_backend)
+
+
+def test_the_bench_of_kernels_goes_on_without_a_backend(monkeypatch, capsys):
+    import sys
+
+    from benchmarks import triton_speed
+
+    monkeypatch.setitem(sys.modules, "xformers", None)
+    monkeypatch.delitem(sys.modules, "fisedit.sparse_kernels.xformers", raising=False)
+    assert triton_speed.backends("xformers") == {}
+    assert capsys.readouterr().out.startswith("xformers was left out: kernels xformers need the package xformers")
 
 
 def test_the_bench_of_kernels_prints_no_figure_for_a_wrong_result(monkeypatch):
@@ -531,5 +531,5 @@ def test_the_bench_of_kernels_prints_no_figure_for_a_wrong_result(monkeypatch):
 
     monkeypatch.setattr(triton_speed, "seconds", lambda call, device: call().numel())
     right, wrong = (lambda: torch.ones(4)), (lambda: torch.full((4,), nan))
-    assert triton_speed.ratio(right, wrong, DEVICE) == "wrong by nan"
-    assert triton_speed.ratio(right, right, DEVICE) == "1.00"
+    assert triton_speed.ratio(right(), right, wrong, DEVICE) == "wrong by nan"
+    assert triton_speed.ratio(right(), right, right, DEVICE) == "1.00"

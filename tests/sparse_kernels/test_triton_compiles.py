@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a program may have on compute capability 9.0."""
 
-KERNELS = {"_gather", "_sums", "_linear", "_row", "_geglu", "_attend", "_cross", "_scatter"}
+KERNELS = {"_gather", "_sums", "_linear", "_row", "_geglu", "_attend", "_cross"}
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     made = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["kernel"] for kernel in made} >= KERNELS
     assert max(kernel["shared"] for kernel in made) <= SHARED_MEMORY
-    assert {kernel["kernel"] for kernel in made if not kernel["waits"]} == {"_scatter"}  # launched after all others
+    assert all(kernel["waits"] for kernel in made)
     aligned = [kernel for kernel in made if kernel["kernel"] == "_gather" and kernel["ALIGNED"] and kernel["NORM"]]
     assert len(aligned) == 9
     assert all(kernel["wide"] and not kernel["narrow"] for kernel in aligned)  # what two tensors' rows easily lose

@@ -151,7 +151,7 @@ def transformer(dtype, x, norm, size):
 
 
 def ends(dtype):
-    """The resamplers' plain conv, the last conv's four channels, the time, the scatter and the composite."""
+    """The resamplers' plain conv, the last conv's four channels, and the time."""
     x = torch.empty(2, 256, 320, dtype=dtype)
     taps = torch.empty(2, 256, 9, dtype=torch.int32)
     backend.norm_conv3x3(x, x[:, :128], taps, torch.empty(4, 320, 3, 3, dtype=dtype), torch.empty(4, dtype=dtype))
@@ -159,10 +159,6 @@ def ends(dtype):
     backend.time_projections(
         torch.empty(1), torch.empty(160), [(weight, torch.empty(1280, dtype=dtype)) for weight in times]
     )
-    placement = RowPlacement.empty(2, 256, 4096, torch.device("cpu"))
-    backend.scatter_rows(torch.empty(2, 4096, 320, dtype=dtype), x, placement)
-    rows = torch.empty(2, 256, 4, dtype=dtype)
-    backend.composite(torch.empty(1, 4, 64, 64, dtype=dtype), rows, placement)
 
 
 def main(names: list[str]) -> None:

@@ -5,10 +5,9 @@ Same signatures as `reference`. Needs triton, and CUDA or its interpreter; `ops`
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from fisedit.sparse_kernels.row_plan import TAPS, KernelMap
 from fisedit.sparse_kernels.torch_backend import (
+    composite,
+    conv3x3,
     dense_attention,
     dense_conv,
     dense_group_norm,
@@ -19,13 +18,13 @@ from fisedit.sparse_kernels.torch_backend import (
     mixed_group_norm_affine,
     row_column_attention,
     row_statistics,
+    scatter_rows,
 )
 from fisedit.sparse_kernels.triton.attention import attention, cross_attention
 from fisedit.sparse_kernels.triton.conv import norm_conv3x3
 from fisedit.sparse_kernels.triton.feedforward import norm_geglu
 from fisedit.sparse_kernels.triton.linear import norm_linear, time_projections
 from fisedit.sparse_kernels.triton.norm import group_norm_affine, summed_group_norm_affine
-from fisedit.sparse_kernels.triton.scatter import composite, scatter_rows
 
 __all__ = [
     "attention",
@@ -50,8 +49,3 @@ __all__ = [
     "summed_group_norm_affine",
     "time_projections",
 ]
-
-
-def conv3x3(rows: Tensor, kernel_map: KernelMap, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See `reference.conv3x3`."""
-    return norm_conv3x3(rows, rows[:, :0], kernel_map.table.view(1, -1, TAPS), weight, bias)
