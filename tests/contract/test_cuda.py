@@ -1,4 +1,4 @@
-"""E1 to E8 on CUDA, in fp16 and bf16, with graphs and without: beside diffusers there, and the CPU's edits in fp32.
+"""E1 to E9 on CUDA, in fp16 and bf16, with graphs and without: beside diffusers there, and the CPU's edits in fp32.
 
 Those are proved against the oracle by the other tests of this folder. Without a GPU one is pretended: the same engine
 in bf16, with the rules of two devices.
@@ -185,3 +185,17 @@ def test_e8_the_model_is_left_as_it_was(editor_of, dtype):
     assert not any("forward" in vars(module) for module in unet.modules())
     assert list(unet.state_dict()) == list(weights)
     assert all(torch.equal(unet.state_dict()[name], weight) for name, weight in weights.items())
+
+
+@each_dtype
+@each_mode
+@pytest.mark.usefixtures("noise_in_fp32")
+def test_e9_an_edit_that_is_better_dense_is_the_cpus_blended_one(editor_of, dtype, graphs):
+    mask, changes = grids(16, 16)["all_but_one"], []
+    for editor in (editor_of(dtype, graphs=graphs), editor_of(torch.float32, device="cpu")):
+        source = editor.generate(CAT, **QUICK)
+        result = editor.edit(DOG, mask=mask)
+        assert result.stats.fallback
+        check_outside(editor, result, source)
+        changes.append(change(editor, result, source, mask))
+    assert deviation(*changes) <= CPU_TOLERANCE[dtype]
