@@ -182,7 +182,7 @@ class CompiledDeepCache:
 
     def __init__(self, unet: Any, interval: int, compiled: Callable[[Any], Any]) -> None:
         self._unet, self._forward, self._interval = unet, unet.forward, interval
-        self._entering = self._deep = torch.empty(0)
+        self._deep = torch.empty(0)
         self._channels = unet.up_blocks[-1].resnets[-1].in_channels - unet.config.block_out_channels[0]
         unet.up_blocks[-1].resnets[-1].register_forward_pre_hook(self._keep)
         self._whole, self._last_layer = compiled(self._run_whole), compiled(self._run_last_layer)
@@ -200,16 +200,16 @@ class CompiledDeepCache:
         """
         if timestep.storage_offset() % self._interval:
             return (self._last_layer(sample, timestep, encoder_hidden_states, self._deep),)
-        prediction, deep = self._whole(sample, timestep, encoder_hidden_states, **conditions)
-        self._deep = deep.clone()  # the next replay of a captured graph writes over its results
+        prediction = self._whole(sample, timestep, encoder_hidden_states, **conditions)
+        self._deep = self._deep.clone()  # the next replay of a captured graph writes over its results
         return (prediction,)
 
     def _keep(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        self._entering = arguments[0]
+        self._deep = arguments[0][:, : self._channels]
 
-    def _run_whole(self, sample: Tensor, timestep: Tensor, text: Tensor, **conditions: Any) -> tuple[Tensor, Tensor]:
-        (prediction,) = self._forward(sample, timestep, text, **conditions | {"return_dict": False})
-        return prediction, self._entering[:, : self._channels]
+    def _run_whole(self, sample: Tensor, timestep: Tensor, text: Tensor, **conditions: Any) -> Tensor:
+        prediction: Tensor = self._forward(sample, timestep, text, **conditions | {"return_dict": False})[0]
+        return prediction
 
     def _run_last_layer(self, sample: Tensor, timestep: Tensor, text: Tensor, deep: Tensor) -> Tensor:
         unet, block = self._unet, self._unet.up_blocks[-1]
