@@ -47,9 +47,12 @@ def main() -> None:
     parser.add_argument("--edits", type=int, nargs="+", default=[1, 16], help="in one batch")
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", help="a model instead of SD 1.5's architecture with random weights")
     parser.add_argument("--size", type=int, default=512, help="side of the picture, in pixels")
     chosen = parser.parse_args()
-    settings = SpeedSettings(device=chosen.device, size=chosen.size, num_inference_steps=4, repeats=2, compiled=False)
+    settings = SpeedSettings(
+        model=chosen.model, device=chosen.device, size=chosen.size, num_inference_steps=4, repeats=2, compiled=False
+    )
     workload = load_workload(settings)
     variant = DenseVariant(str(workload.dtype).replace("torch.float16", "fp16"), channels_last=True, compiled=False)
     with torch.inference_mode():
