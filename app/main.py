@@ -70,7 +70,10 @@ def _connect_session(blocks: gr.Blocks, page: PageComponents, events: SessionEve
         events.on_arrive, page.key, [page.key, *page.session_outputs], js="() => window.fisedit.key()", **_UNQUEUED
     )
     arrived.then(None, page.key, js="(key) => { window.fisedit.keep(key); window.fisedit.restore(); }", **_QUICK)
-    page.follow_run.click(runs.on_follow, None, page.session_outputs, concurrency_limit=MAX_WAITING, **_QUICK)
+    followed = page.follow_run.click(
+        runs.on_follow, None, page.session_outputs, concurrency_limit=MAX_WAITING, **_QUICK
+    )
+    followed.then(None, js="() => { window.fisedit.showDraft(); }", **_QUICK)  # and the words of what it gave
     blocks.unload(events.on_leave)
 
 

@@ -522,6 +522,7 @@ def test_a_reload_during_a_run_throws_nothing_away(browser, site, monkeypatch):
     expect(page.locator("#stage .picture")).to_have_attribute("alt", CAT)
     expect(page.locator("#make")).to_be_enabled()
     expect(page.locator("#prompt textarea")).to_have_value(CAT)
+    expect(page.locator("#words-line .noun")).to_have_text(["cat", "cake"])  # as after a run of this page
     watched.bad[:] = [line for line in watched.bad if not line.startswith("console: ")]  # gradio's of its broken stream
 
 
