@@ -301,7 +301,7 @@ class Endpoints:
         quality: str = "balanced",
         seed: int = -1,
     ) -> Iterator[dict[str, Any]]:
-        """Make the session's current picture larger and paint what is added; every pixel that it had stays.
+        """Make the session's current picture larger and paint what is added; the pixels that it had stay.
 
         Args:
             request: filled in by the server from the connection.

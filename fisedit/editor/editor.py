@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from PIL.Image import Resampling
 
@@ -27,6 +29,7 @@ from fisedit.metadata.provenance import Origin, PastEdit
 from fisedit.sessions.store import SessionStore
 from fisedit.storage.canvas import to_editable
 from fisedit.values import (
+    LATENT_FACTOR,
     REFERENCE,
     Inversion,
     MaskSource,
@@ -41,7 +44,7 @@ from fisedit.values import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fisedit.values import EditMask
+    from fisedit.values import BoolGrid, Box, EditMask
 
 
 class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
@@ -82,7 +85,10 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
         quality: str = "balanced",
         on_step: OnStep | None = None,
     ) -> EditResult:
-        """Make the current picture larger and paint what is added; every pixel that it had stays.
+        """Make the current picture larger and paint what is added; the pixels that it had stay.
+
+        Only what a decoder painted within a cell of the old border is painted anew. A decoder tints the last pixels of
+        its picture; kept, they would be a line. Of a photograph every pixel stays.
 
         The larger picture is opened as a source of its own, with the settings and the reference of the current one.
         That is no step of its own: undo goes back to the picture before, and `history.steps` has one more. A control or
@@ -121,6 +127,8 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
             )
             self.history.mark_as_extension(larger, now)
             border = Region.border(*widths)
+            if (tinted := _tinted(self.history.lineage(now.id), widths)).any():
+                border |= Region.mask(tinted)
             if words == now.prompt:  # whose things are there already
                 return self.erase(border, prompt=words, seed=seed, quality=quality, on_step=on_step)
             return self.edit(words, region=border, seed=seed, quality=quality, on_step=on_step)
@@ -300,3 +308,21 @@ class Editor(EditMixin, OpenMixin, PreviewMixin, SessionMixin, AdapterMixin):
 def _region_at(mask: EditMask, size: tuple[int, int]) -> Region:
     """The region of a mask on a picture of another size."""
     return Region.mask(mask.image().resize(size, Resampling.NEAREST), soft=mask.levels is not None)
+
+
+def _tinted(lineage: Sequence[EditResult], widths: Box) -> BoolGrid:
+    """Return the pixels of a larger picture that a decoder painted within a cell of the border before: [H, W] booleans.
+
+    Args:
+        lineage: the results from the source to the picture that is made larger.
+        widths: pixels that are added at the left, top, right and bottom.
+    """
+    source, now = lineage[0], lineage[-1]
+    painted = np.full(now.size[::-1], not source.config.opened)
+    for edit in lineage[1:]:
+        painted |= edit.mask.painted(edit.size, edit.config.crop)
+    crop = now.config.crop or (0, 0, *now.size)
+    cell = ceil(LATENT_FACTOR * (crop[2] - crop[0]) / now.config.width)
+    (left, top, right, bottom), (height, width) = widths, painted.shape
+    painted[cell * (top > 0) : height - cell * (bottom > 0), cell * (left > 0) : width - cell * (right > 0)] = False
+    return np.pad(painted, ((top, bottom), (left, right)))

@@ -196,21 +196,32 @@ def test_a_config_with_a_crop_is_checked():
             make_generation_config("a cat", crop=crop, **settings)
 
 
-def test_a_larger_canvas_keeps_every_pixel_and_paints_the_border(editor):
+def test_a_larger_canvas_keeps_pixels_and_paints_the_border(editor):
+    """And the last cells of what a decoder painted, which it tints: kept, they would be a line."""
     editor.generate(CAT, seed=7, num_inference_steps=5, guidance_scale=3.0)
     made, before, side = editor.current, editor.current.image, editor.native_size
     right, top = side // 4, side // 8
     after = editor.extend(right=right, top=top)
     assert after.size == (side + right, side + top) and after.prompt == CAT
-    kept = np.asarray(after.image)[top:, :side]
-    assert np.array_equal(kept, np.asarray(before))
-    grid, (rows, columns) = after.mask.grid, (top // 8, side // 8)
+    kept = np.asarray(after.image)[top + 8 :, : side - 8]
+    assert np.array_equal(kept, np.asarray(before)[8:, :-8])
+    grid, (rows, columns) = after.mask.grid, (top // 8 + 1, side // 8 - 1)
     assert grid[:rows].all() and grid[:, columns:].all() and not grid[rows:, :columns].any()
     source = editor.history.find(after.parent)
     mirrored = np.asarray(source.image)
     assert np.array_equal(mirrored[top:, side:], np.asarray(before)[:, -right:][:, ::-1])
     assert (np.asarray(after.image) != mirrored)[:, side:].mean() > 0.5  # painted, and not what was mirrored
     assert editor.undo() is made and editor.redo() is after
+
+
+def test_what_was_painted_at_the_old_border_is_painted_again(editor):
+    picture = photo(size=(128, 96))
+    editor.open(picture, CAT, **QUICK)
+    first, second = (editor.extend(right=more) for more in (64, 16))
+    painted = second.mask.painted(second.size, second.config.crop)
+    assert painted[:, 191].all() and not painted[:, :160].any()  # the last cell of what was added before
+    for larger in (first, second):
+        assert np.array_equal(np.asarray(larger.image)[:, :128], np.asarray(picture))
 
 
 def test_a_larger_canvas_is_one_step(editor, tmp_path):
