@@ -53,6 +53,8 @@ class LatentBlend:
 
     def first(self, sampler: Sampler) -> Tensor:
         """Latents before the first step [1, 4, h, w]."""
+        for i in range(self._start, len(self._source.predictions)):
+            self._inside(i)  # is moved to the device now, so that the host does not wait between steps
         return self._with_noise(self._start, self._source.latents[self._start], sampler)
 
     def __call__(self, i: int, latents: Tensor, sampler: Sampler) -> Tensor:

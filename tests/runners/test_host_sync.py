@@ -23,6 +23,7 @@ from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor
 from fisedit.runners.graph_capture import EagerGraph
 from fisedit.runners.stepping import Graphs
 from fisedit.sampling import denoise
+from fisedit.sampling import scheduler as scheduling
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
@@ -85,6 +86,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     monkeypatch.setattr(LinearSampler, "raise_if_not_finite", lambda _: setattr(watched, "on", False))
     engine = Engine(pipe, Graphs(True))
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
+    monkeypatch.setattr(scheduling, "_check_first", lambda *_: None)  # which waits, before the loop
     steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
     with torch.inference_mode(), watched:
         told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), EditMode(steps))
