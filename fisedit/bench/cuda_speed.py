@@ -4,7 +4,8 @@ That run is searched for (`dense_search`). The fastest eager and compiled runs o
 DeepCache over both, which leaves out layers. Steps are timed alone as well, with every set of kernels, beside plain
 diffusers' (float32, contiguous, eager). All are timed by device events; ratios are of the same turn. Masks are given,
 weights are those of SD 1.5's shapes, and the source is recorded. Steps are compared with the engine's own by the
-reference kernels in the same precision. Whole edits are `Editor.edit`, from prompt to picture.
+reference kernels in the same precision; shallow ones are timed beside them. Whole edits are `Editor.edit`, from prompt
+to picture.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from fisedit.bench.dense_search import DEEPCACHE, DEFAULT_VARIANT
 from fisedit.bench.timing import interval, interval_text, ratio
 from fisedit.bench.workload import PROMPTS, STEP_DILATION, load_workload, masks_of_areas, square_mask
 from fisedit.editor import Editor
-from fisedit.features.cache import FeatureOverlay
+from fisedit.features.cache import FeatureOverlay, StepFeatures
 from fisedit.runners.cuda_graphs import GraphExecutor
+from fisedit.runners.deep_maps import DeepMaps
 from fisedit.sampling import denoise
 from fisedit.sampling.engine import Engine
 from fisedit.sparse_kernels import ops
@@ -85,7 +87,8 @@ def measure_edit_speed(
         on_report: called with the report as far as it is, after the search and every measurement but the last.
 
     Returns:
-        {"settings", "search", "dense", "rows", "batches", "summary", "notes"}, ready for JSON; times in seconds.
+        {"settings", "search", "dense", "rows", "shallow", "batches", "summary", "notes"} and short tables, ready for
+        JSON; times in seconds.
 
     Raises:
         InputError: there is no such GPU here.
@@ -109,8 +112,10 @@ def measure_edit_speed(
                 "search": search.as_dict(),
                 "dense": {"step_roofline_seconds": benchmark.roofline(benchmark.costs.dense_step())},
                 "rows": benchmark.rows,
+                "shallow": benchmark.shallow,
                 "batches": benchmark.batches,
                 "summary": [_summary_row(row) for row in benchmark.rows],
+                "shallow_summary": [_shallow_row(row) for row in benchmark.shallow],
                 "batch_summary": [_batch_row(row) for row in benchmark.batches],
                 "notes": [*benchmark.notes, *pipelines.notes, *stopped],
             }
@@ -151,6 +156,7 @@ class GraphBenchmark:
 
     Attributes:
         rows: The figures of every mask so far.
+        shallow: The figures of a shallow step over every mask so far.
         batches: The figures of every number of edits so far.
         notes: what a reader of them must know.
     """
@@ -173,6 +179,7 @@ class GraphBenchmark:
         self.backends = BACKENDS if self.device.type == "cuda" else BACKENDS[:1]
         self.editors: dict[tuple[str, int], Editor] = {}
         self.rows: list[Row] = []
+        self.shallow: list[Row] = []
         self.batches: list[Row] = []
         self.notes = [f"{OVER[name]}: {variant.name}" for name, variant in self.baselines.items()]
         self.notes += [f"plain diffusers was not timed: {shortage}"] if shortage else []
@@ -203,7 +210,7 @@ class GraphBenchmark:
         return [*by_kind[0], *(partial(self.measure_batch, count) for count in BATCHES), *late, *by_kind[1]]
 
     def measure_step(self, kind: str, area: float, grid: BoolGrid) -> None:
-        """A step over one mask by every backend, in turns with dense ones; a row of its own.
+        """A step over one mask by every backend, in turns with dense ones and shallow ones; a row of its own each.
 
         Args:
             kind: The kind of the mask.
@@ -212,19 +219,29 @@ class GraphBenchmark:
         """
         plan = self.engine.row_plan(grid, STEP_DILATION)
         row: Row = {"mask": kind, "asked_area": area, "area": float(grid.mean())}
+        shallow = dict(row)
         row |= {"active_rows": plan.rows, "growth": STEP_DILATION}
         row["step_roofline_seconds"] = self.roofline(self.costs.sparse_step(grid, STEP_DILATION))
         exact = {name: v for name, v in self.baselines.items() if v.is_exact}
         exact |= {"plain": DEFAULT_VARIANT} if self.plain else {}
         steps = {f"{backend}_step": self._step(plan, backend, row) for backend in self.backends}
-        samples = self.turns({f"{name}_step": self.dense.step(variant) for name, variant in exact.items()} | steps)
-        row |= {f"{name}_seconds": interval(seconds).as_dict() for name, seconds in samples.items()}
+        shallow_steps = {
+            f"{backend}_shallow": self._step(plan, backend, shallow, shallow=True) for backend in self.backends
+        }
+        dense_steps = {f"{name}_step": self.dense.step(variant) for name, variant in exact.items()}
+        samples = self.turns(dense_steps | steps | shallow_steps)
+        row |= {f"{name}_seconds": interval(samples[name]).as_dict() for name in dense_steps | steps}
         best = min(self.backends, key=lambda name: row[f"{name}_step_seconds"]["median"])
         row |= {"backend": best, "kernels": self.count_kernels(steps[f"{best}_step"])}
         row["step_seconds"] = row[f"{best}_step_seconds"]
         for name in exact:
             row[f"step_ratio_to_{name}"] = ratio(samples[f"{name}_step"], samples[f"{best}_step"]).as_dict()
         self.rows.append(row)
+        taken = samples[f"{best}_shallow"]
+        shallow |= {"backend": best, "kernels": self.count_kernels(shallow_steps[f"{best}_shallow"])}
+        shallow |= {"step_seconds": interval(taken).as_dict()}
+        shallow |= {"full_step_ratio_to_shallow": ratio(samples[f"{best}_step"], taken).as_dict()}
+        self.shallow.append(shallow)
 
     def measure_whole(self, masks: Sequence[Mask], steps: int, names: Sequence[str]) -> None:
         """Whole edits of so many steps in turns with the dense runs, into the rows of their masks.
@@ -263,19 +280,25 @@ class GraphBenchmark:
             self.notes += [f"{variant.name} was left out: {reason}"] if reason else []
         return self._refused[name]
 
-    def _step(self, plan: SparsePlan, backend: str, row: Row) -> Callable[[], Tensor]:
+    def _step(self, plan: SparsePlan, backend: str, row: Row, *, shallow: bool = False) -> Callable[[], Tensor]:
         """One captured step. Its error, relative to the engine's own by the reference kernels, goes into the row."""
         features = {self.middle: self.source.features[self.middle]}
         latents, time = self._guidance_batch(self.source.latents[self.middle]), self.times[self.middle]
+        overlay, changes = FeatureOverlay(features[self.middle], plan), list[Tensor]()
+        if shallow:
+            deep_maps, before = DeepMaps(self.engine.executor.shallow), self.source.features[self.middle - 1]
+            assert isinstance(before, StepFeatures)
+            deep_maps.keep_dense(self.middle - 1, before, before)
+            deep_maps.begin(self.middle, overlay)
+            changes.append(deep_maps.change(self.middle, plan))
         with ops.use("reference"):
-            overlay = FeatureOverlay(features[self.middle], plan)
             expected, _ = self.engine.executor.run_sparse(latents, time, self.text, {}, overlay)
         with ops.use(backend):
-            edit = GraphExecutor(self.engine.executor).begin([plan], features, self.text)
-            actual = edit.step(self.middle, latents, time)[:, : plan.rows[0]].float()
+            edit = GraphExecutor(self.engine.executor).begin([plan], features, self.text, shallow=shallow)
+            actual = edit.step(self.middle, latents, time, changes)[:, : plan.rows[0]].float()
         row[f"{backend}_error"] = float((actual - expected).norm() / expected.float().norm())
         row["feature_bytes"] = edit.prefetcher.bytes
-        return partial(edit.step, self.middle, latents, time)
+        return partial(edit.step, self.middle, latents, time, changes)
 
     def measure_batch(self, count: int) -> None:
         """A step and whole runs of several edits of one source in one batch, in turns with those of one.
@@ -402,6 +425,19 @@ def _summary_row(row: Row) -> Row:
                 column = f"{stage.replace('whole_', 'whole, steps: ')}, {title}"
                 shown[column] = interval_text(row[f"{stage}_ratio_to_{name}"])
     return shown | {"error": f"{row[row['backend'] + '_error']:.1e}"}
+
+
+def _shallow_row(row: Row) -> Row:
+    """The row of the short table of shallow steps."""
+    return {
+        "shallow steps of": row["mask"],
+        "area": f"{row['area']:.1%}",
+        "kernels by": row["backend"],
+        "step": interval_text(_milliseconds(row["step_seconds"]), " ms"),
+        "kernels": str(row["kernels"]),
+        "over a full step": interval_text(row["full_step_ratio_to_shallow"]),
+        "error": f"{row[row['backend'] + '_error']:.1e}",
+    }
 
 
 def _batch_row(row: Row) -> Row:

@@ -58,4 +58,5 @@ def bench_edit(
     keep = {"on_report": partial(write_report, output=output)} if captured and output is not None else {}
     with measurement(output) as on_step:
         report = module.measure_edit_speed(settings, on_step, **keep)
-    show_report(report, output, json, "dense_summary", "summary", "batch_summary", *(["profile"] if profile else []))
+    tables = "dense_summary", "summary", "shallow_summary", "batch_summary", *(["profile"] if profile else [])
+    show_report(report, output, json, *tables)

@@ -51,7 +51,7 @@ CUDA_MACS = 165e9
 
 The floor of a step at 5 % is 1.3 ms. That is worth 214e9 at a third of an H200's peak of 494e12 a second, and such a
 step's own are 50e9. The rest is 1 ms, for reading the weights and for 250 kernels: a larger part of a step than on a
-CPU."""
+CPU. A shallow step's is counted as large until one was measured, so that shallow steps are not chosen for a guess."""
 
 BREAK_EVEN_SECONDS = 0.95
 """Share of a dense run's predicted seconds from which an edit runs dense, which is exact and costs hardly more."""
@@ -213,16 +213,23 @@ class Costs:
             mask: booleans [h, w], or its cells by step.
             start: the first step to run.
             quality: how near the edit must come.
-            plain: no dense steps in between; nor are there any with adapters or captured graphs.
-            shallow: steps that may be shallow, where dense ones may be; the two are never in one schedule.
+            plain: no dense and no shallow steps; nor are there any with adapters, nor dense ones with captured graphs.
+            shallow: steps that may be shallow; dense ones are never in one schedule with them. With captured graphs
+                they are where they save what `MAX_TIME_RATIO` allows to spend, and not where the edit must be close.
         """
-        is_plain = plain or self._adapter_macs is not None or self._captured
+        cells, is_plain = _by_step(mask), plain or self._adapter_macs is not None
         plain_pairs = [two_phase_dilation(*pair, self._steps) for pair in DILATION_PAIRS]
-        schedules = [with_shallow(pair, () if is_plain else shallow) for pair in plain_pairs]
-        if not is_plain:
+        may_be_shallow = not self._captured or (
+            quality is not Quality.CLOSE
+            and self._saves_time(cells, plain_pairs[FIRST_SCHEDULE[quality]], shallow, start)
+        )
+        if is_plain or not may_be_shallow:
+            shallow = ()
+        schedules = [with_shallow(pair, shallow) for pair in plain_pairs]
+        if not is_plain and not self._captured:
             schedules.append(interleaved_dense_steps(self._steps, start))
         least, *nearer = schedules[FIRST_SCHEDULE[quality] :]
-        cells, no_shallow = _by_step(mask), [*plain_pairs, least][FIRST_SCHEDULE[quality]]
+        no_shallow = [*plain_pairs, least][FIRST_SCHEDULE[quality]]
         ratio = MAX_DENSE_RATIO if quality is Quality.BALANCED else MAX_TIME_RATIO
         allowed, allowed_dense = (
             MAX_TIME_RATIO * self._time(cells, least, start),
@@ -235,6 +242,13 @@ class Costs:
         )
         fits = (d for d in within_time if not self.dense_is_cheaper(mask, d, start))
         return next(fits, least)
+
+    def _saves_time(
+        self, cells: ActiveCells, dilation: Sequence[Dilation], shallow: Collection[int], start: int
+    ) -> bool:
+        """Return whether shallow steps make a schedule faster than another may be slower."""
+        allowed = MAX_TIME_RATIO * self._time(cells, with_shallow(dilation, shallow), start)
+        return self._time(cells, dilation, start) > allowed
 
     def seconds(
         self,

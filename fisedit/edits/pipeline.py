@@ -210,7 +210,8 @@ class EditPipeline:
         alike: dict[object, list[int]] = {}
         for i, (request, plan) in enumerate(jobs):
             if plan.mode.dilation and plan.prompt and not plan.skip_reason:
-                key = plan.mode.dilation, plan.mode.start, request.config.seed, plan.prompt.embeddings.tokens
+                mode, tokens = plan.mode, plan.prompt.embeddings.tokens
+                key = mode.dilation, mode.shallow, mode.start, request.config.seed, tokens
                 alike.setdefault(key, []).append(i)
         for batch in alike.values():
             if len(batch) > 1:

@@ -30,7 +30,8 @@ from fisedit.sparse_kernels.row_plan import SparsePlan
 PREDICTION = "prediction"
 
 MAX_GRAPHS = 16
-"""Graphs kept with their buffers; an edit takes one for each of its two dilations, and one for its check."""
+"""Graphs kept with their buffers; an edit takes one for each of its two dilations, one for its check, and one for its
+shallow steps."""
 
 
 @dataclass(eq=False)
@@ -85,6 +86,7 @@ class GraphExecutor:
         budget: int | None = None,
         text_keys: dict[str, Tensor] | None = None,
         injected: frozenset[str] = frozenset(),
+        shallow: bool = False,
     ) -> GraphEdit:
         """Get ready to replay some steps of a source under one plan for each of E edits.
 
@@ -95,6 +97,7 @@ class GraphExecutor:
             budget: bytes of features that may stay on the device (see `prefetch`); None is no limit.
             text_keys: the text's keys and values by site name; those that are missing are filled in.
             injected: sites whose recorded queries or keys the last branch attends with (see `CachedRows`).
+            shallow: the steps compute the last layer alone, over a map that is told (see `DeepMaps`).
 
         Returns:
             The edits, in one batch.
@@ -105,11 +108,11 @@ class GraphExecutor:
         bucket, device = choose_bucket(plans), self.executor.device
 
         def capture_graph() -> CachedGraph:
-            buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, text, sorted(injected))
+            buffers = self.static_unet.buffers(bucket, grids, len(plans), branches, text, sorted(injected), shallow)
             captured = capture(lambda: self._outputs(buffers), device)
             return CachedGraph(buffers, captured, self.static_unet)
 
-        graph = self.graphs.get((bucket, grids, len(plans), branches, text.tokens, injected), capture_graph)
+        graph = self.graphs.get((bucket, grids, len(plans), branches, text.tokens, injected, shallow), capture_graph)
         text_keys = {} if text_keys is None else text_keys
         project_text(self.executor.sites, text.text, text_keys)
         inputs = {**text_keys, **text.added}
@@ -138,8 +141,9 @@ class GraphEdit:
         self._executor, self._graph, self._plans, self._steps = executor, graph, plans, dict(steps)
         self._inputs, self._edit_id, buffers = inputs, object(), graph.buffers
         gather_index = feature_packer.gather_index(buffers, plans, branches, next(iter(steps.values())))
+        pointers = None if buffers.addresses is None else buffers.addresses.pointers
         self.prefetcher = Prefetcher(
-            self._steps, lambda i: gather_index.gather(steps[i]), buffers.copied, budget, buffers.addresses
+            self._steps, lambda i: gather_index.gather(steps[i]), buffers.copied, budget, pointers
         )
 
     @property
@@ -157,13 +161,14 @@ class GraphEdit:
         self._graph.verified = value
 
     @torch.inference_mode()
-    def step(self, i: int, latents: Tensor, timestep: Tensor) -> Tensor:
+    def step(self, i: int, latents: Tensor, timestep: Tensor, changes: Sequence[Tensor] = ()) -> Tensor:
         """One sparse evaluation.
 
         Args:
             i: a step that was given.
             latents: [B, 4, h, w], scaled for the model.
             timestep: one number.
+            changes: each edit's `DeepMaps.change`, where the steps are shallow.
 
         Returns:
             The prediction at the padded active rows [B, R, 4], in the graph's own memory: read it before the next step.
@@ -173,6 +178,9 @@ class GraphEdit:
             self._write_buffers()
         buffers.latents.copy_(latents)
         buffers.timestep.copy_(timestep)
+        for e, change in enumerate(changes):
+            assert buffers.deep is not None, i
+            buffers.deep[e :: len(changes), : change.shape[1]].copy_(change)
         self.prefetcher.load(i, min(later, default=None))
         self._graph.captured.replay()
         return self._graph.captured.outputs[PREDICTION]
@@ -182,7 +190,10 @@ class GraphEdit:
         """Each edit's overlay after the last step, which was the i-th; those of a batch share memory of their own."""
         source, each = self._steps[i], len(self._plans)
         flats = self._graph.packer.copies()
-        overlays = [FeatureOverlay(source, plan, share=each, joined=self._joined) for plan in self._plans]
+        shallow = self._graph.buffers.deep is not None
+        overlays = [
+            FeatureOverlay(source, plan, share=each, joined=self._joined, shallow=shallow) for plan in self._plans
+        ]
         for overlay, found in zip(overlays, self._overlay_views, strict=True):
             for kind, site, view in found:
                 if kind == "statistics":
@@ -190,6 +201,15 @@ class GraphEdit:
                 elif site in source:
                     overlay.maps[site] = view.unpack(flats)
         return overlays
+
+    def recorded(self, name: str) -> list[Tensor]:
+        """The rows [S, R, C] that each edit's last step read of its source, in the graph's own memory.
+
+        Args:
+            name: name of a norm before a 3x3 conv.
+        """
+        rows, each, level = self._graph.buffers.rows[f"active {name}"], len(self._plans), self._levels[name]
+        return [rows[e::each, : plan.levels[level].rows] for e, plan in enumerate(self._plans)]
 
     @cached_property
     def _levels(self) -> dict[str, int]:

@@ -29,7 +29,7 @@ no trend, every second step shallow after the first third lost 4 dB of the media
 
 
 @dataclass(frozen=True, eq=False)
-class _FullStep:
+class FullStep:
     """A full step, and its own map less `SOURCE_SHARE` of the source's, at rows or everywhere without a plan."""
 
     i: int
@@ -51,17 +51,23 @@ class DeepMaps:
 
     def __init__(self, blocks: ShallowBlocks) -> None:
         self._entry, self._channels = blocks.entry, blocks.channels
-        self._full: list[_FullStep] = []
+        self._full: list[FullStep] = []
 
-    def keep(self, i: int, overlay: FeatureOverlay) -> None:
-        """Keep what a full step made of the map.
+    def full_step(self, i: int, overlay: FeatureOverlay, recorded: Tensor | None = None) -> FullStep:
+        """Return what a full step made of the map.
 
         Args:
             i: the step.
             overlay: The overlay that the step filled, not yet encoded.
+            recorded: the source's map at its active rows, perhaps with more channels; None if it is to be read.
         """
         own = overlay.own_rows(self._entry)[..., : self._channels]
-        self._keep(_FullStep(i, overlay.plan, own - SOURCE_SHARE * self._recorded(overlay)))
+        before = self._recorded(overlay) if recorded is None else recorded[..., : self._channels]
+        return FullStep(i, overlay.plan, own - SOURCE_SHARE * before)
+
+    def keep(self, step: FullStep) -> None:
+        """Keep a full step, and the one before it."""
+        self._full = [*self._full[-1:], step]
 
     def keep_dense(self, i: int, features: StepFeatures, source: CachedFeatures) -> None:
         """Keep what a dense step made of the map.
@@ -72,10 +78,7 @@ class DeepMaps:
             source: The features of the source's step.
         """
         own, recorded = (step.whole(self._entry, 0)[..., : self._channels] for step in (features, source))
-        self._keep(_FullStep(i, None, own - SOURCE_SHARE * recorded))
-
-    def _keep(self, step: _FullStep) -> None:
-        self._full = [*self._full[-1:], step]
+        self.keep(FullStep(i, None, own - SOURCE_SHARE * recorded))
 
     def _recorded(self, overlay: FeatureOverlay) -> Tensor:
         """The source's own map at an overlay's active rows, without what an edit's dense steps found changed."""
@@ -88,11 +91,21 @@ class DeepMaps:
 
         Args:
             i: the step.
-            overlay: An empty one with the step's plan, whose rows the full steps before it computed too.
+            overlay: An empty one with the step's plan, as in `change`.
         """
-        active, last = overlay.plan.levels[0].active, self._full[-1]
-        found = last.at(active) + SOURCE_SHARE * self._recorded(overlay)
+        found = self.change(i, overlay.plan) + SOURCE_SHARE * self._recorded(overlay)
+        overlay.maps[self._entry], overlay.shallow = found, True
+
+    def change(self, i: int, plan: SparsePlan) -> Tensor:
+        """The map of a shallow step as it is told, less `SOURCE_SHARE` of the source's: [B, R, C].
+
+        Args:
+            i: the step.
+            plan: The step's plan, whose rows the full steps before it computed too.
+        """
+        active, last = plan.levels[0].active, self._full[-1]
+        found = last.at(active)
         for before in self._full[:-1]:
             trend = last.at(active) - before.at(active)
             found = found + TREND_SHARE * (i - last.i) / (last.i - before.i) * trend
-        overlay.maps[self._entry], overlay.shallow = found, True
+        return found

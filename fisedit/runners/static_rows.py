@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fisedit.features.sites import LayerSite, Role, base_layer, channels
 from fisedit.models.families.conditioning import Conditioning, added_embedding
-from fisedit.models.injection import Replacement, injected
-from fisedit.sparse.blocks import UNetBlocks
+from fisedit.models.injection import injected
+from fisedit.runners.deep_maps import SOURCE_SHARE
+from fisedit.sparse.blocks import ShallowBlocks, UNetBlocks
 from fisedit.sparse.packed_weights import MergedWeights, PackedTime, PackedWeights, check_capturable
 from fisedit.sparse.row_layout import rows_of
 from fisedit.sparse_kernels import ops
@@ -44,6 +45,19 @@ class Packed:
         return self._views[name]
 
 
+@dataclass(frozen=True, eq=False)
+class Addresses:
+    """The addresses of keys and values that are read in place.
+
+    Args:
+        pointers: int64, device pointers, at first of `blank`.
+        blank: zeros that the first ones point to.
+    """
+
+    pointers: Tensor
+    blank: Tensor
+
+
 @dataclass(eq=False)
 class Buffers:
     """Everything that one evaluation reads; B items are S guidance branches times E edits, branch by branch.
@@ -60,9 +74,8 @@ class Buffers:
         text_keys: [B, T, C], keys and values of every cross-attention.
         added: [B, C], what is added to the time's embedding, see `Conditioning`.
         tokens: [S, H * W, C], recorded keys and values; where they are quantised, NAME + `SCALES` is after every one.
-        addresses: int64, device pointers of the tokens if these are read in place, at first of `blank`; None if they
-            are copied.
-        blank: zeros that the first device pointers point to.
+        addresses: The addresses of the tokens if these are read in place; None if they are copied.
+        deep: [B, R, C], `DeepMaps.change` of a shallow evaluation, which is of the last layer alone; None of others.
     """
 
     tables: PlanTables
@@ -75,18 +88,16 @@ class Buffers:
     text_keys: dict[str, Tensor] = field(default_factory=dict)
     added: dict[str, Tensor] = field(default_factory=dict)
     tokens: dict[str, RecordedMap] = field(default_factory=dict)
-    addresses: Tensor | None = None
-    blank: Tensor | None = None
+    addresses: Addresses | None = None
+    deep: Tensor | None = None
 
     @property
     def copied(self) -> list[Tensor]:
         """Return what a step's features are copied to, in the order of `packed_features.GatherIndex`."""
-        injected = [self.injected.flat] if self.injected.shapes else []
         return [
             self.statistics.flat,
             self.rows.flat,
-            self.row_statistics.flat,
-            *injected,
+            *(packed.flat for packed in (self.row_statistics, self.injected) if packed.shapes),
             *(t for t in self.tokens.values() if isinstance(t, Tensor)),
         ]
 
@@ -103,7 +114,8 @@ class StaticRows:
 
     Attributes:
         fresh: rows [B, R, C] for overlays, by site. Where a norm reads two maps side by side, the second one's are
-            found by its name and `SKIPPED`. Rows of padding hold nothing of use.
+            found by its name and `SKIPPED`. In a shallow evaluation, which keeps them nowhere else, they are beside the
+            first one's. Rows of padding hold nothing of use.
         statistics: group statistics of the mixed maps [B, groups, 2], by norm.
     """
 
@@ -142,10 +154,10 @@ class StaticRows:
         affine, self.statistics[name] = ops.group_norm_affine(
             rows, recorded, statistics, placement.num_rows, count, norm.weight, norm.bias, norm.eps
         )
-        if isinstance(rows, Tensor):
-            self.fresh[name] = rows
-        else:
+        if not isinstance(rows, Tensor) and self._sites[name].skip in self.fresh:
             self.fresh[name], self.fresh[f"{name}{SKIPPED}"] = rows
+        else:
+            self.fresh[name] = join_rows(rows)
         return affine
 
     def halo(self, name: str) -> Tensor:
@@ -246,7 +258,7 @@ class StaticUNet:
     ) -> None:
         check_capturable(unet)
         self._packed, self._merged, self._blocks = PackedWeights(unet, merged), merged, UNetBlocks(unet)
-        self._time = PackedTime(unet, merged)
+        self._time, self._shallow = PackedTime(unet, merged), ShallowBlocks(self._blocks, unet)
         self._quantised, self.unet, self._sites = quantised, unet, {site.name: site for site in sites}
         tokens = [site.name for site in sites if quantised is not None and site.role is Role.TOKENS]
         self.heads = {name: int(unet.get_submodule(name.rpartition(".")[0]).heads) for name in tokens}
@@ -259,6 +271,7 @@ class StaticUNet:
         branches: int,
         text: Conditioning,
         injected: Iterable[str] = (),
+        shallow: bool = False,
     ) -> Buffers:
         """Fresh buffers.
 
@@ -269,24 +282,27 @@ class StaticUNet:
             branches: S.
             text: Conditions of the shape that is written.
             injected: sites whose recorded queries or keys the last branch attends with.
+            shallow: the evaluation is shallow, and reads the sites of the last layer alone.
         """
         sizes, items = [height * width for height, width in grids], edits * branches
-        like, sites = self.unet.conv_in.weight, self._sites.items()
+        read = {name: site for name, site in self._sites.items() if not shallow or self._shallow.runs(name)}
+        like, sites = self.unet.conv_in.weight, read.items()
         statistics = {name: (branches, site.module.num_groups, 2) for name, site in sites if site.role in NORMS}
-        rows = recorded(tuple(self._sites.values()), bucket)
-        kept = {name: (edits, bucket.rows[self._sites[name].level], _width(self._sites[name])) for name in injected}
+        rows = recorded(tuple(read.values()), bucket)
+        kept = {name: (edits, bucket.rows[read[name].level], _width(read[name])) for name in injected if name in read}
         result = Buffers(
             tables=PlanTables(bucket, sizes, items, like.device),
             latents=like.new_zeros(items, self.unet.config.in_channels, *grids[0]),
             timestep=torch.zeros(1, device=like.device),
             statistics=Packed(statistics, torch.float64, like.device),
             rows=Packed({name: (items, *shape) for name, shape in rows.items()}, like.dtype, like.device),
-            row_statistics=recorded_row_statistics(tuple(self._sites.values()), bucket, items, like.device),
+            row_statistics=recorded_row_statistics(tuple(read.values()), bucket, items, like.device),
             injected=Packed(kept, like.dtype, like.device),
             text_keys={
                 name: like.new_zeros(items, text.tokens, _width(site)) for name, site in sites if site.role is Role.TEXT
             },
             added={name: torch.zeros_like(tensor) for name, tensor in text.added.items()},
+            deep=like.new_zeros(items, bucket.rows[0], self._shallow.channels) if shallow else None,
         )
         shapes: dict[str, tuple[int, ...]] = {}
         for name, site in sites:
@@ -295,10 +311,10 @@ class StaticUNet:
                 if name in self.heads:
                     shapes[name + SCALES] = *shapes[name][:2], self.heads[name]
         types = {name: self._quantised if self._quantised and name in self.heads else like.dtype for name in shapes}
-        if ops.reads_in_place():
-            result.blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
-            result.addresses = torch.full((len(shapes),), result.blank.data_ptr(), device=like.device)
-            each = result.addresses.split(1)
+        if shapes and ops.reads_in_place():
+            blank = like.new_zeros(max(prod(shape) for shape in shapes.values()))
+            pointers = torch.full((len(shapes),), blank.data_ptr(), device=like.device)
+            result.addresses, each = Addresses(pointers, blank), pointers.split(1)
             result.tokens |= {
                 name: DevicePointer(at, shapes[name], types[name]) for name, at in zip(shapes, each, strict=True)
             }
@@ -316,7 +332,11 @@ class StaticUNet:
         added, layers = added_embedding(unet, buffers.latents, buffers.added)
         times = self._time.projections(buffers.timestep, added)
         source = StaticRows(buffers, self._sites, self._packed, self._merged, times)
-        replacements: list[Replacement] = self._blocks.replacements(source)
+        if buffers.deep is None:
+            replacements = self._blocks.replacements(source)
+        else:
+            recorded = buffers.rows[f"active {self._shallow.entry}"][..., : self._shallow.channels]
+            replacements = self._shallow.replacements(source, buffers.deep + SOURCE_SHARE * recorded)
         unread = buffers.latents if added is None else added  # in place of embeddings, which are in `times`
         replacements += [(module, lambda *_: unread) for module in (unet.time_proj, unet.time_embedding, *layers)]
         with injected(unet, replacements):

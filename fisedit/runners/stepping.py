@@ -22,7 +22,7 @@ from fisedit.models.families.conditioning import Conditioning, interleaved
 from fisedit.models.injection import exclusive
 from fisedit.models.layer_changes import foreign_hooks
 from fisedit.runners.cuda_graphs import GraphEdit, GraphExecutor
-from fisedit.runners.deep_maps import DeepMaps
+from fisedit.runners.deep_maps import DeepMaps, FullStep
 from fisedit.runners.graph_cache import GraphCache
 from fisedit.runners.graph_capture import capture_errors, check_replay, state_of, warn_eager
 from fisedit.sparse.executor import Executor, ExtraLayers, apply_guidance
@@ -52,7 +52,7 @@ class SparseEdit:
         extra_layers: gives the layers that are added to the UNet in a step; or None.
         budget: bytes of gathered features that may stay on the device; None is no limit.
         has_dense_steps: dense steps run in between.
-        shallow: steps that reuse deep features, none of them the first.
+        shallow: steps that reuse deep features, none of them the first; captured in graphs of their own.
     """
 
     plans: Mapping[int, SparsePlan]
@@ -75,6 +75,16 @@ class SparseEdit:
     def text_keys_of(self, i: int) -> dict[str, Tensor]:
         """Keys and values of the text at step i."""
         return self.injected_text_keys if self.injects(i) else self.text_keys
+
+
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """A step that was computed: the guided predictions [E, 4, h, w], the overlays, and what later shallow steps read of
+    it, if any do."""
+
+    predictions: Tensor
+    overlays: list[FeatureOverlay]
+    full: list[FullStep]
 
 
 class SparseSteps:
@@ -119,11 +129,15 @@ class SparseSteps:
         """
         replay = self._replays.get(i)
         if replay is None:
-            return self._eager(i, x, t, timestep_cond)
-        if replay.verified:
+            found = self._eager(i, x, t, timestep_cond)
+        elif replay.verified:
             self.captured += 1
-            return self._replayed(replay, i, x, t)
-        return self._verified(replay, i, x, t, self._eager(i, x, t, timestep_cond))
+            found = self._replayed(replay, i, x, t)
+        else:
+            found = self._verified(replay, i, x, t, self._eager(i, x, t, timestep_cond))
+        for e, full in enumerate(found.full):
+            self._deep_maps[e].keep(full)
+        return found.predictions, found.overlays
 
     def keep_dense(self, e: int, i: int, features: StepFeatures) -> None:
         """Take what a dense step of an edit recorded, which shallow ones after it go on from.
@@ -136,7 +150,7 @@ class SparseSteps:
         if self._edits[e].shallow:
             self._deep_maps[e].keep_dense(i, features, self._edits[e].features[i])
 
-    def _eager(self, i: int, x: Tensor, t: Tensor, timestep_cond: Tensor | None) -> tuple[Tensor, list[FeatureOverlay]]:
+    def _eager(self, i: int, x: Tensor, t: Tensor, timestep_cond: Tensor | None) -> _Computed:
         predictions, overlays, count = [], [], len(self._edits)
         for e, edit in enumerate(self._edits):
             overlay, deep_maps = FeatureOverlay(edit.features[i], edit.plans[i]), self._deep_maps[e]
@@ -152,28 +166,37 @@ class SparseSteps:
                 inject_attention=edit.injects(i),
                 extra_layers=edit.extra_layers(i) if edit.extra_layers else None,
             )
-            if edit.shallow and not overlay.shallow:
-                deep_maps.keep(i, overlay)
             rows = apply_guidance(rows, edit.guidance)
             predictions.append(scatter(edit.predictions[i], edit.plans[i].levels[0].active, rows))
             overlays.append(overlay)
-        return torch.cat(predictions) if count > 1 else predictions[0], overlays
+        joined = torch.cat(predictions) if count > 1 else predictions[0]
+        return _Computed(joined, overlays, self._full_steps(i, overlays))
 
-    def _replayed(self, replay: GraphEdit, i: int, x: Tensor, t: Tensor) -> tuple[Tensor, list[FeatureOverlay]]:
-        first = self._edits[0]
+    def _full_steps(self, i: int, overlays: list[FeatureOverlay], replay: GraphEdit | None = None) -> list[FullStep]:
+        """Return what shallow steps read of a step, of every edit; nothing where none follow."""
+        shallow, entry = self._edits[0].shallow, self._executor.shallow.entry
+        if not shallow or i in shallow:
+            return []
+        recorded = [None] * len(overlays) if replay is None else replay.recorded(entry)
+        each = zip(self._deep_maps, overlays, recorded, strict=True)
+        return [deep_maps.full_step(i, overlay, before) for deep_maps, overlay, before in each]
+
+    def _replayed(self, replay: GraphEdit, i: int, x: Tensor, t: Tensor) -> _Computed:
+        first, each = self._edits[0], zip(self._deep_maps, self._edits, strict=True)
+        changes = [deep_maps.change(i, edit.plans[i]) for deep_maps, edit in each if i in edit.shallow]
         with exclusive(self._executor.unet):  # until the graph's own memory has been read
-            rows = apply_guidance(replay.step(i, x, t), first.guidance)
-            return ops.composite(first.predictions[i], rows, replay.placement), replay.overlays(i)
+            rows = apply_guidance(replay.step(i, x, t, changes), first.guidance)
+            overlays = replay.overlays(i)
+            full = self._full_steps(i, overlays, replay)
+            return _Computed(ops.composite(first.predictions[i], rows, replay.placement), overlays, full)
 
-    def _verified(
-        self, replay: GraphEdit, i: int, x: Tensor, t: Tensor, eager: tuple[Tensor, list[FeatureOverlay]]
-    ) -> tuple[Tensor, list[FeatureOverlay]]:
+    def _verified(self, replay: GraphEdit, i: int, x: Tensor, t: Tensor, eager: _Computed) -> _Computed:
         """A graph's first replay, if prediction and overlays are as the eager step's; else that step, and no graph is
         used any more."""
         try:
             replayed = self._replayed(replay, i, x, t)
-            check_replay({"the prediction": replayed[0]}, {"the prediction": eager[0]})
-            for replayed_overlay, expected in zip(replayed[1], eager[1], strict=True):
+            check_replay({"the prediction": replayed.predictions}, {"the prediction": eager.predictions})
+            for replayed_overlay, expected in zip(replayed.overlays, eager.overlays, strict=True):
                 check_replay(replayed_overlay.all_rows(), expected.all_rows())
         except capture_errors() as error:
             self._use_eager(error)
@@ -186,19 +209,19 @@ class SparseSteps:
         self._replays, self.reason = {}, self._graphs.refuse(self._executor, error)
 
     def _capture(self, graphs: GraphExecutor) -> None:
-        """Begin a replay of every group of steps that share plans and injected layers."""
+        """Begin a replay of every group of steps that share plans, injected layers and those that are computed."""
         first, groups = self._edits[0], dict[Any, list[int]]()
         for i in first.plans:
             injected = injected_sites(self._executor.sites, first.features[i]) if first.injects(i) else frozenset()
-            key = tuple(id(edit.plans[i]) for edit in self._edits), first.injects(i), injected
+            key = tuple(id(edit.plans[i]) for edit in self._edits), first.injects(i), injected, i in first.shallow
             groups.setdefault(key, []).append(i)
         text = interleaved([edit.text for edit in self._edits])
         text_keys_of_all: dict[str, Tensor] = {}
         try:
-            for (_, _, injected), steps in groups.items():
+            for (_, _, injected, shallow), steps in groups.items():
                 plans, features = [edit.plans[steps[0]] for edit in self._edits], {i: first.features[i] for i in steps}
                 text_keys = first.text_keys_of(steps[0]) if len(self._edits) == 1 else text_keys_of_all
-                replay = graphs.begin(plans, features, text, first.budget, text_keys, injected)
+                replay = graphs.begin(plans, features, text, first.budget, text_keys, injected, shallow)
                 self._replays |= dict.fromkeys(steps, replay)
         except capture_errors() as error:
             self._use_eager(error)
@@ -216,8 +239,6 @@ def injected_sites(sites: Sequence[LayerSite], step: CachedFeatures) -> frozense
 def _eager_reason(edits: Sequence[SparseEdit]) -> str:
     if edits[0].extra_layers is not None:
         return "a reference adapter is at work; it runs eagerly"
-    if edits[0].shallow:
-        return "steps reuse deep features; it runs eagerly"
     if any(plan.hidden for plan in edits[0].plans.values()):
         return "keys are hidden from what is erased; it runs eagerly"
     if any(plan.text_parts for plan in edits[0].plans.values()):

@@ -52,6 +52,7 @@ def _short(monkeypatch):
 def test_a_row_of_the_table(bench, monkeypatch):
     monkeypatch.setattr(bench, "backends", ("reference", "fast"))
     monkeypatch.setattr(bench, "rows", [])
+    monkeypatch.setattr(bench, "shallow", [])
     masks = [("square", 0.05, grids(16, 16)["square"])]
     bench.measure_step(*masks[0])
     (row,) = bench.rows
@@ -59,6 +60,13 @@ def test_a_row_of_the_table(bench, monkeypatch):
     assert row["reference_error"] < 1e-5 and row["fast_error"] < 1e-5
     assert row["backend"] in {"reference", "fast"} and row["feature_bytes"] > 0
     assert bench.backend == row["backend"]
+    (shallow,) = bench.shallow
+    assert shallow["area"] == 16 / 256 and shallow["backend"] == row["backend"]
+    assert shallow["reference_error"] < 1e-5 and shallow["fast_error"] < 1e-5
+    full = row["step_seconds"]["median"] / shallow["step_seconds"]["median"]
+    assert shallow["full_step_ratio_to_shallow"]["median"] == full
+    assert shallow["feature_bytes"] < row["feature_bytes"]
+    assert cuda_speed._shallow_row(shallow)["shallow steps of"] == "square"
     step = row["step_seconds"]["median"]
     assert row["step_seconds"] == row[f"{row['backend']}_step_seconds"]
     assert row["step_ratio_to_dense"]["median"] == row["dense_step_seconds"]["median"] / step
@@ -125,6 +133,8 @@ def test_a_report_from_end_to_end(monkeypatch):
         assert {f"whole_{n}_ratio_to_{name}" for n in (4, 5) for name in ("dense", "deepcache_eager")} <= row.keys()
     for row in report["rows"][:2]:
         assert {f"whole_{n}_ratio_to_{name}" for n in (4, 5) for name in cached} <= row.keys()
+    assert [row["asked_area"] for row in report["shallow"]] == [0.05, 0.15] * 2
+    assert [row["kernels by"] for row in report["shallow_summary"]] == [row["backend"] for row in report["shallow"]]
     assert [row["edits"] for row in report["batches"]] == [1, 2]
     assert all(row["whole_5_rate_ratio"]["low"] > 0 for row in report["batches"])
     assert report["batches"][0]["step_rate_ratio"]["median"] == 1

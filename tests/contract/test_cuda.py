@@ -16,7 +16,9 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fisedit import Editor
+from fisedit.costs.model import Costs
 from fisedit.sampling import scheduler
+from fisedit.values import with_shallow
 from tests.support.edits import BIRD, CAT, DOG, Calls, check_outside, latents, same, trajectory
 from tests.support.grids import grids
 from tests.support.pretended_cuda import pretended_cuda
@@ -120,6 +122,23 @@ def test_e3_and_e4_outside_nothing_moves_and_inside_it_is_the_cpus_edit(editor_o
         check_outside(each, results[-1], source)
         changes.append(change(each, results[-1], source, BLOBS))
     assert results[0].stats.unet_evaluations_captured == (4 if graphs else 0)
+    assert deviation(*changes) <= CPU_TOLERANCE[dtype]
+
+
+@each_dtype
+@each_mode
+@pytest.mark.usefixtures("noise_in_fp32")
+def test_shallow_steps_are_the_cpus_in_an_edit_and_in_one_of_it(editor_of, monkeypatch, dtype, graphs):
+    monkeypatch.setattr(Costs, "choose_dilations", lambda *_, **__: with_shallow((1,) * 4, (2,)))
+    changes = []
+    for each in (editor_of(dtype, graphs=graphs), editor_of(torch.float32, graphs=False, device="cpu")):
+        each.generate(CAT, **QUICK)
+        first = each.edit(DOG, mask=SQUARE)
+        result = each.edit(BIRD, mask=BLOBS)
+        assert first.run.shallow == result.run.shallow == (2,)
+        captured = [edited.stats.unet_evaluations_captured for edited in (first, result)]
+        assert captured == ([4, 4] if not changes and graphs else [0, 0])
+        changes.append(change(each, result, first, BLOBS))
     assert deviation(*changes) <= CPU_TOLERANCE[dtype]
 
 

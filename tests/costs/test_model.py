@@ -9,17 +9,19 @@ from diffusers import UNet2DConditionModel
 
 from fisedit.bench.cuda_speed import PEAKS
 from fisedit.bench.workload import STEP_DILATION, square_mask
-from fisedit.costs.model import decoder_macs, fixed_macs, text_macs, unet_macs
+from fisedit.costs.model import CostedLayers, Costs, decoder_macs, fixed_macs, text_macs, unet_macs
+from fisedit.costs.schedules import find_shallow_steps
 from fisedit.decoder.decode import decode, decode_sparse
 from fisedit.decoder.tiles import box_areas, frame_areas
 from fisedit.features.cache import FeatureOverlay
 from fisedit.features.sites import num_levels, unet_sites
 from fisedit.models.families.family import SD1
+from fisedit.runners.stepping import Graphs
 from fisedit.sampling.engine import Engine
 from fisedit.sparse.executor import Executor
 from fisedit.sparse_kernels.dilation import dilate
 from fisedit.sparse_kernels.row_plan import make_row_plan
-from fisedit.values import Quality, Step
+from fisedit.values import Quality, Step, shallow_steps
 from tests.support.conditions import random_conditions
 from tests.support.edits import config_of
 from tests.support.grids import grids
@@ -138,6 +140,34 @@ def test_growth_is_as_wide_as_costs_hardly_more_time_there(pipelines, monkeypatc
     fixed = {"cpu": 4 * spent, "cuda": 40 * spent}[kind]
     monkeypatch.setattr("fisedit.costs.model.fixed_macs", lambda *_: fixed)
     assert costs.choose_dilations(SQUARE, plain=True) == expected
+
+
+def test_captured_edits_have_shallow_steps_where_they_save_what_nearness_may_cost(pipelines, monkeypatch):
+    """And no dense ones; a close one has neither."""
+    costs = Engine(pipelines["sd15"], Graphs(True)).costs(config_of(num_inference_steps=20))
+    steps, chosen = find_shallow_steps(20), {}
+    for fixed in (0, 100 * costs.dense_step()):
+        monkeypatch.setattr("fisedit.costs.model.fixed_macs", lambda *_, fixed=fixed: fixed)
+        found = {quality: costs.choose_dilations(SQUARE, quality=quality, shallow=steps) for quality in Quality}
+        assert not any(Step.DENSE in dilation for dilation in found.values())
+        chosen[fixed == 0] = {quality: shallow_steps(dilation) for quality, dilation in found.items()}
+    assert chosen[True] == {Quality.FAST: steps, Quality.BALANCED: steps, Quality.CLOSE: ()}
+    assert set(chosen[False].values()) == {()}
+    assert shallow_steps(costs.choose_dilations(SQUARE, shallow=steps, plain=True)) == ()
+
+
+@pytest.mark.parametrize(("area", "are_shallow"), [(0.02, False), (0.05, False), (0.15, True), (0.25, True)])
+def test_on_a_gpu_that_was_not_measured_large_masks_alone_have_shallow_steps(area, are_shallow):
+    """Of a small one's step the fixed part is most, which a shallow step is taken to have as well."""
+    with torch.device("meta"):
+        executor = Executor(UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(SD1.configs / "unet")))
+    shallow = tuple(site for site in executor.sites if executor.shallow.runs(site.name))
+    layers = CostedLayers(executor.sites, None, [(64 >> level, 64 >> level) for level in range(4)], 77, shallow)
+    costs = Costs(layers, 20, 2, torch.device("cuda"), captured=True)
+    grid, steps = square_mask(area, 64), find_shallow_steps(20)
+    chosen = costs.choose_dilations(grid, shallow=steps)
+    assert shallow_steps(chosen) == (steps if are_shallow else ())
+    assert are_shallow or chosen == costs.choose_dilations(grid)
 
 
 def test_dense_steps_in_between_where_they_cost_hardly_more_time(pipelines, monkeypatch):

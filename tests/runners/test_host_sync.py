@@ -27,7 +27,7 @@ from fisedit.sampling import scheduler as scheduling
 from fisedit.sampling.engine import Engine
 from fisedit.sampling.linear_scheduler import LinearSampler
 from fisedit.sampling.trajectory import LatentEdit, Trajectory
-from fisedit.values import ActiveCells, EditMode
+from fisedit.values import ActiveCells, EditMode, with_shallow
 from tests.support.edits import CAT, DOG, config_of, record
 from tests.support.graph_steps import TIME, Case
 from tests.support.grids import grids
@@ -72,7 +72,7 @@ def on_meta(trajectory, *, waiting=False):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("waiting", [False, True], ids=["resident", "waiting"])
-@pytest.mark.parametrize(("scheduler", "growth"), [("ddim", "one"), ("dpmsolver++", "two")])
+@pytest.mark.parametrize(("scheduler", "growth"), [("ddim", "one"), ("dpmsolver++", "two"), ("ddim", "shallow")])
 def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     """From the first step to the check at the end, with overlays made, tables written anew and the plans changing."""
     pipe = build_pipeline("sd15")
@@ -87,7 +87,7 @@ def test_the_loop_of_steps(monkeypatch, scheduler, growth, waiting):
     engine = Engine(pipe, Graphs(True))
     monkeypatch.setattr(GraphEdit, "verified", True)  # what has no numbers cannot be compared
     monkeypatch.setattr(scheduling, "_check_first", lambda *_: None)  # which waits, before the loop
-    steps = (1,) * 4 if growth == "one" else (2, 2, 1, 1)
+    steps = {"one": (1,) * 4, "two": (2, 2, 1, 1), "shallow": with_shallow((1,) * 4, (2, 3))}[growth]
     with torch.inference_mode(), watched:
         told = LatentEdit(edit, text, {}, ActiveCells(SQUARE), EditMode(steps))
         (trajectory,) = denoise.run_sparse(engine, source, [told], lambda *_: setattr(watched, "on", True))
@@ -122,18 +122,22 @@ class Memory(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("shallow", [False, True], ids=["full", "shallow"])
 @pytest.mark.parametrize("budget", [None, 1000], ids=["resident", "streamed"])
-def test_a_step_takes_no_memory(pipelines, monkeypatch, budget):
+def test_a_step_takes_no_memory(pipelines, monkeypatch, budget, shallow):
     """What is beside the replay, from the second step on: features, latents and the time go into what is there."""
     with torch.inference_mode():
         case = Case(pipelines["shallow"].unet, [grids(8, 9)["square"]])
-        edit = GraphExecutor(case.executor).begin(case.plans, dict.fromkeys(range(3), case.maps), text_of(case), budget)
-        edit.step(0, case.batch(), TIME)
+        graphs, steps = GraphExecutor(case.executor), dict.fromkeys(range(3), case.maps)
+        edit = graphs.begin(case.plans, steps, text_of(case), budget, shallow=shallow)
+        size = len(case.latents[0]), case.plans[0].levels[0].rows, case.executor.shallow.channels
+        changes = [torch.randn(size)] if shallow else []
+        edit.step(0, case.batch(), TIME, changes)
         monkeypatch.setattr(EagerGraph, "replay", lambda _: None)  # a graph's memory is its own
         batch, memory = case.batch(), Memory()
         with memory:
             for i in (1, 2):
-                edit.step(i, batch, TIME)
+                edit.step(i, batch, TIME, changes)
             assert memory.new == []
             torch.zeros(3) + 1
     assert memory.new
