@@ -28,6 +28,7 @@ ELSEWHERE = {
     "batch/test_images": "kinds of pictures and masks through a whole batch",
     "benchmarks/quality/test_quality_guard": "figures of the shipped model that must not fall",
     "integrations/test_comfyui": "the nodes in integrations/comfyui",
+    "runners/test_captured_shallow": "steps that reuse deep features, as graphs and in whole edits",
     "runners/test_host_sync": "no operation of a captured step or decode makes the host wait",
     "sparse_kernels/test_triton": "the package sparse_kernels.triton through its backend",
     "sparse_kernels/test_triton_compiles": "the same, compiled for a GPU that is not here",
